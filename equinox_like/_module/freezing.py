@@ -16,7 +16,7 @@ import numpy as np
 
 from .._compat.tracing import Tracer
 from .._tree.at import choosing, tree_at
-from .._tree.filters import is_array_like, is_inexact_array
+from .._tree.filters import array_filter, is_array_like, is_inexact_array
 from .._tree.glob import matches_above
 from .._tree.nodes import children_of, describe_node, leaf_paths, listed, plain_path
 from .._tree.partitioning import map_arrays, map_nodes, tree_filter
@@ -42,7 +42,8 @@ def trainable(tree: Any, *, exclude: Any = None) -> Any:
 
     **Arguments:**
 
-    - `tree`: any pytree.
+    - `tree`: any pytree. `jax.ShapeDtypeStruct`s count as arrays if there are no arrays,
+        as in a template of [`equinox_like.filter_eval_shape`][].
     - `exclude`: further nodes to leave out: a function that returns nodes, as in
         [`equinox_like.tree_at`][]; a class, for all its instances; a pattern for paths,
         such as `"layers[0]"` or `"**.bias"`, in which `*` stands for anything within
@@ -73,7 +74,12 @@ def trainable(tree: Any, *, exclude: Any = None) -> Any:
         assert [x.shape for x in jax.tree.leaves(no_biases)] == [(2, 8)]
         ```
     """
-    flags = trainable_leaves(tree)
+    is_counted = array_filter(jtu.tree_leaves(tree))
+
+    def is_parameter(leaf: Any) -> bool:
+        return is_counted(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+    flags = trainable_leaves(tree, is_parameter)
     for selector in exclude if isinstance(exclude, list) else [exclude]:
         if selector is not None:
             excluded = leaves_under(tree, selector)

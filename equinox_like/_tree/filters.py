@@ -4,6 +4,7 @@ The filters decide what every transformation traces. So they depend on the type 
 dtype alone, never on a value.
 """
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -100,6 +101,14 @@ def is_number(element: Any) -> bool:
 def is_array_or_struct(element: Any) -> bool:
     """Whether `element` is an array, or has the shape and dtype of one."""
     return is_array(element) or isinstance(element, jax.ShapeDtypeStruct)
+
+
+def array_filter(leaves: Iterable[Any]) -> Callable[[Any], bool]:
+    """What counts as an array among these leaves.
+
+    A struct stands for an array in a tree of structs, and is a value beside arrays.
+    """
+    return is_array if any(map(is_array, leaves)) else is_array_or_struct
 
 
 def is_none(element: Any) -> bool:

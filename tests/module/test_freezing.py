@@ -47,6 +47,25 @@ def test_trainable_are_inexact_arrays_outside_of_buffers_and_frozen_parts() -> N
     assert flags[1:] == [False, True, False, False]
 
 
+def test_structs_are_arrays_where_there_are_no_arrays() -> None:
+    def make(key):
+        layer = eqx.nn.Linear(2, 3, key=key)
+        layer = eqx.tree_at("bias", layer, replace_fn=eqx.frozen)
+        return layer, eqx.nn.BatchNorm(3, "batch", mode="ema"), jnp.arange(2)
+
+    template = eqx.filter_eval_shape(make, jax.random.key(0))
+    params = eqx.filter(template, eqx.trainable)
+    # The weight, and those of the norm: no frozen array, no state, no integers.
+    assert [x.shape for x in jax.tree.leaves(params)] == [(3, 2), (3,), (3,)]
+    # An optimiser's state is made from shapes alone.
+    state = jax.eval_shape(optax.adam(1e-3).init, params)
+    assert len(jax.tree.leaves(state)) == 1 + 2 * 3
+    # Beside arrays, a struct is a static value.
+    struct = jax.ShapeDtypeStruct((2,), "float32")
+    assert eqx.trainable([struct, jnp.ones(2)]) == [False, True]
+    assert eqx.trainable([struct, jnp.arange(2)]) == [False, False]
+
+
 def test_buffer_holds_a_plain_array_that_is_data_for_jax() -> None:
     model = Buffered(jnp.ones(1), jnp.ones(2), {})
     assert isinstance(model.buffer, jax.Array)

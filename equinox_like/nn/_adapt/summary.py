@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from ..._module.freezing import leaves_under, trainable_leaves
+from ..._module.freezing import leaves_under, trainable
 from ..._runtime.operations import LayerRow as LayerRow, layer_rows
 from ..._tree import is_array
 from ..._tree.arrays import describe_array, is_typed_key
-from ..._tree.filters import is_array_or_struct
+from ..._tree.filters import array_filter, is_array_or_struct
 from ..._tree.glob import components, matches_above
 from ..._tree.nodes import Nodes, describe_node, plain_path
 from ..._tree.table import table_lines
@@ -245,13 +245,11 @@ def summary(
     if depth is not None:
         depth = as_size("`summary`", "depth", depth)
     found = list(places(tree))
-    flags = trainable_leaves(tree, _is_parameter)
+    flags = jtu.tree_leaves(trainable(tree))
     shown = [True] * len(found) if where is None else leaves_under(tree, where)
     if not any(shown) and where is not None:
         raise ValueError(f"`summary` found nothing in the tree for `where`, {where!r}.")
-    # A struct stands for an array in a tree of structs, and is a value beside arrays.
-    has_arrays = any(is_array(place.leaf) for place in found)
-    is_counted = is_array if has_arrays else is_array_or_struct
+    is_counted = array_filter(place.leaf for place in found)
     firsts: dict[int, str] = {}
     kept, arrays = [], []
     for place, trained, is_shown in zip(found, flags, shown, strict=True):
@@ -301,10 +299,6 @@ def _ruled(table: Sequence[Sequence[str]], right_aligned: tuple[int, ...]) -> li
     lines = table_lines(table, right_aligned)
     rule = "-" * max(map(len, lines))
     return [lines[0], rule, *lines[1:], rule]
-
-
-def _is_parameter(leaf: Any) -> bool:
-    return is_array_or_struct(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
 def _row(place: Place, trained: bool, firsts: dict[int, str]) -> SummaryRow:
