@@ -68,10 +68,29 @@ class NameForJAX(OfCallables):
 
 def is_for_jax() -> bool:
     """Whether JAX asks for a property of a Module, and not the user's code."""
-    frame: Any = sys._getframe(1)
+    return _module_of(_asking()).startswith("jax.")
+
+
+def is_function_of_jax(instance: Any) -> bool:
+    """Whether JAX asks for the hash of `instance` as a function that it transforms, and
+    not as a static argument of one."""
+    frame = _asking()
+    if not _module_of(frame).startswith("jax."):
+        return False
+    # `jax.jit` has the arguments of the user's call in variables of these names.
+    args, kwargs = map(frame.f_locals.get, ("args", "kwargs"))
+    arguments = args if isinstance(args, tuple) else ()
+    if isinstance(kwargs, dict):
+        arguments = *arguments, *kwargs.values()
+    return not any(x is instance for x in arguments)
+
+
+def _asking() -> types.FrameType:
+    """The frame that is not of this library, and called the function that called this."""
+    frame: Any = sys._getframe(2)
     while is_passed_over(frame.f_code.co_filename) or _module_of(frame) == "weakref":
         frame = frame.f_back  # the outermost one is not of the library
-    return _module_of(frame).startswith("jax.")
+    return frame
 
 
 def _module_of(frame: types.FrameType) -> str:

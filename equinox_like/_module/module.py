@@ -47,7 +47,7 @@ from .instance import (
     NameForJAX,
     OfCallables,
     code_of,
-    is_for_jax,
+    is_function_of_jax,
     refuse_assignment,
     show_function,
 )
@@ -349,7 +349,7 @@ class Module(Immutable, Hashable, metaclass=ModuleMeta):
         except TypeError as error:
             # JAX hashes the function that it transforms. User code hashes a model for a
             # table, and `jax.jit` a static argument: it would compile for each new model.
-            if is_for_jax():
+            if is_function_of_jax(self):
                 return hash_of_parts(self)
             other = why_unhashable(self, error)
             if other is error:

@@ -173,10 +173,28 @@ def test_one_trace_for_the_same_arrays_and_all_is_freed(get):
     assert held() is None and gone() is None
 
 
-def test_model_as_a_static_argument_is_an_error():
-    run = jax.jit(lambda model, x: model(x), static_argnums=0)
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda run, model: run(model, X),
+        lambda run, model: run(x=X, model=model),
+        lambda run, model: run.lower(model, X),
+        lambda run, model: run.lower(x=X, model=model),
+        lambda run, model: run.trace(model, X),
+        lambda run, model: run.eval_shape(model, X),
+        lambda run, model: jax.jit(lambda x: run(model, x))(X),
+        lambda run, model: jax.vmap(lambda x: run(model, x))(X),
+        lambda run, model: jax.grad(lambda x: run(model, x).sum())(X),
+    ],
+    ids="call keyword lower lower-keyword trace shape in-jit in-vmap in-grad".split(),
+)
+def test_model_as_a_static_argument_is_an_error(call):
+    run = jax.jit(lambda model, x: model(x), static_argnames="model")
     with pytest.raises(ValueError, match="Non-hashable static arguments"):
-        run(make(), X)
+        call(run, make())
+
+
+def test_hash_of_a_model_is_an_error():
     message = "Its leaf `weight` is float32[2], and arrays have no hash"
     with pytest.raises(TypeError, match=re.escape(message)):
         {make(): 1}
