@@ -31,11 +31,17 @@ def owners_of(tree: Any, follow: Any) -> dict[Any, tuple[str, Any]]:
 
 def owner_of(path: tuple[Any, ...], owners: dict[Any, tuple[str, Any]]) -> Any:
     """The name of the parameter that `path` belongs to, the parameter, and the rest of
-    `path` below its own; or `None`."""
+    `path` below its own; or `None`.
+
+    An attribute is not below a parameter: in `[0].count`, `[0]` is part of an optimiser.
+    """
     for stop in range(len(path), 0, -1):
+        below = path[stop:]
+        if any(isinstance(key, jtu.GetAttrKey) for key in below):
+            return None
         for start in range(stop):
             if path[start:stop] in owners:
-                return *owners[path[start:stop]], path[stop:]
+                return *owners[path[start:stop]], below
     return None
 
 
@@ -46,16 +52,18 @@ def following(
 
     Raises `ValueError` if the shapes do not tell it.
     """
-    like, shape = owner[1].shape, x.shape
+    like, shape, below = owner[1].shape, x.shape, owner[2]
     parts = (*spec, *[None] * (len(like) - len(spec)))
     extra = max(len(shape) - len(like), 0)
     # A list in place of a parameter has an array for each axis: in `optax.sm3` a vector,
     # in Shampoo a matrix.
-    axis = getattr(owner[2][0], "idx", len(like)) if len(owner[2]) == 1 else len(like)
-    if axis < len(like) and {*shape} == {like[axis]}:
-        return PartitionSpec(parts[axis], *[None] * (len(shape) - 1))
-    if shape == like or math.prod(shape) == 1:
-        return spec if shape == like else PartitionSpec()
+    for axis, size in enumerate(like):
+        if below == (jtu.SequenceKey(axis),) and {*shape} == {size}:
+            return PartitionSpec(parts[axis], *[None] * (len(shape) - 1))
+    if shape == like:
+        return spec
+    if math.prod(shape) == 1:
+        return PartitionSpec()
     # `optax.adafactor` has means over the largest axis, and over the second largest one.
     order = sorted(range(len(like)), key=lambda i: like[i])
     lost = order[-1:] * (".v_row" in name) + order[-2:-1] * (".v_col" in name)

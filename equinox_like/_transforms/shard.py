@@ -250,10 +250,10 @@ def shardings(
     - `follow`: the parameters, if `tree` has the state of an optimiser for them, or a
         function from `tree` to them. An array of the state whose path ends with the path
         of a parameter follows the rule for it: an axis that it lacks is left out, as in
-        `optax.adafactor`, and an axis in front is not split, as in `optax.lbfgs`. So
-        does a list with an array for each axis of the parameter: vectors, as in
-        `optax.sm3`, and square matrices, as in Shampoo, are split along their first axis
-        as the parameter is along that one. Rules that match only the path of the array
+        `optax.adafactor`, and an axis in front is not split, as in `optax.lbfgs`. A list
+        in place of a parameter may have one array for each of its axes: vectors, as in
+        `optax.sm3`, or square matrices, as in Shampoo. The first axis of such an array is
+        split as that axis of the parameter. Rules that match only the path of the array
         itself apply as they are.
 
     **Returns:**

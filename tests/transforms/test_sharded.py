@@ -246,6 +246,18 @@ def test_other_arrays_in_place_of_a_parameter_need_a_rule(mesh):
     assert where["mu"]["w"].spec == P("model", "data")
 
 
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_attribute_of_an_optimiser_follows_no_parameter_of_a_list(kind, mesh):
+    # `[0]` is the path of a parameter, and that of a part of the state.
+    params = kind([jnp.ones((4, 8)), jnp.ones(8)])
+    rules = [("[0]", P("data", "model")), ("[1]", P("model")), ("**", P())]
+    state = jax.eval_shape(optax.lbfgs(memory_size=3).init, params)
+    where = eqx.shardings(state, mesh, rules, follow=params)[0]
+    assert where.weights_memory.spec == where.count.spec == P()
+    assert where.diff_params_memory[0].spec == P(None, "data", "model")
+    assert where.params[1].spec == P("model")
+
+
 @pytest.mark.parametrize("name", ["adafactor", "lbfgs", "sm3"])
 def test_factored_state_is_built_and_updated_in_its_shards(mesh, name):
     optimiser = {
