@@ -104,19 +104,24 @@ class Nodes:
     @functools.cached_property
     def key_paths(self) -> list[tuple[Any, ...]]:
         """The key path of each node, if neither `is_leaf` nor `stop` was given."""
-        paths: list[tuple[Any, ...]] = []
-
-        def visit(path, _):
-            paths.append(path)
-            return False
-
-        jtu.tree_flatten_with_path(self.all[0], visit, is_leaf_takes_path=True)
-        return paths
+        return node_paths(self.all[0])
 
     @functools.cached_property
     def plain_paths(self) -> list[str]:
         """As `key_paths`, but as a user would write them; empty for the tree itself."""
         return [path_within(path) for path in self.key_paths]
+
+
+def node_paths(tree: Any) -> list[tuple[Any, ...]]:
+    """The key path of each node and leaf, in the order of `Nodes`."""
+    paths: list[tuple[Any, ...]] = []
+
+    def visit(path, _):
+        paths.append(path)
+        return False
+
+    jtu.tree_flatten_with_path(tree, visit, is_leaf_takes_path=True)
+    return paths
 
 
 def flatten_with_nodes(tree: Any) -> tuple[list[Any], Any, list[Any]]:

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -16,7 +16,7 @@ from ..._tree import is_array
 from ..._tree.arrays import describe_array, is_typed_key
 from ..._tree.filters import array_filter, is_array_or_struct
 from ..._tree.glob import components, matches_above
-from ..._tree.nodes import Nodes, describe_node, plain_path
+from ..._tree.nodes import describe_node, node_paths, path_within, plain_path
 from ..._tree.table import table_lines
 from .._base.arguments import as_size
 from .._base.state import State, StateIndex
@@ -80,13 +80,14 @@ class Summary:
         self,
         rows: list[SummaryRow],
         arrays: list[SummaryRow],
-        nodes: dict[str, SummaryRow | None],
+        nodes: Callable[[], Iterable[tuple[str, SummaryRow | None]]],
     ):
         """**Arguments:**
 
         - `rows`: what to show.
         - `arrays`: one row for each array, for the totals.
-        - `nodes`: for the path of each part of the model, its row, if it has arrays.
+        - `nodes`: returns the path of each part of the model, and its row, if it has
+            arrays. It is called for the tree alone.
         """
         self.layers, self.total_operations = [], 0
         counted = [row for row in arrays if row.tied_to is None]
@@ -153,7 +154,7 @@ class Summary:
         called = {row.path: row for row in self.layers}
         yield 0, _OF_ARRAYS + _OF_A_CALL * bool(called)
         above: list[str] = []
-        for path, row in self._nodes.items():
+        for path, row in self._nodes():
             layer = called.get(path)
             if row is None and layer is None:
                 continue
@@ -254,13 +255,21 @@ def summary(
     kept, arrays = [], []
     for place, trained, is_shown in zip(found, flags, shown, strict=True):
         if is_shown and is_counted(place.leaf):
-            kept.append(place)
+            kept.append(place._replace(leaf=None, owner=None))  # keeps no array alive
             arrays.append(_row(place, trained, firsts))
     pairs = list(zip(kept, arrays, strict=True))
-    deepest = max((len(place.path) for place in kept), default=0)
-    levels = range(deepest + 1 if depth is None else min(depth, deepest) + 1)
-    sums = {row.path: row for level in levels for row in _summed(pairs, level)}
-    nodes = {path: sums.get(path or "<root>") for path in Nodes(tree).plain_paths}
+    paths = node_paths(tree)
+
+    def nodes() -> Iterator[tuple[str, SummaryRow | None]]:
+        deepest = max((len(place.path) for place, _ in pairs), default=0)
+        last = deepest if depth is None else min(depth, deepest)
+        levels = range(last + 1)
+        sums = {row.path: row for level in levels for row in _summed(pairs, level)}
+        for path in dict.fromkeys(
+            map(path_within, paths)
+        ):  # frozen parts have one twice
+            yield path, sums.get(path or "<root>")
+
     rows = arrays if depth is None else _summed(pairs, depth)
     table = Summary(rows, arrays, nodes)
     if not inputs and not kwargs:
