@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import yaml
 from test_docs import public_objects
 
 import equinox_like as eqx
@@ -153,6 +154,24 @@ def test_metadata_names_the_repository_of_a_clone(tmp_path):
     (tmp_path / ".git").rename(project / ".git")
     urls = json.loads(run_in(project, *command))
     assert urls == {"Source": HOME, "Issues": f"{HOME}/issues"}
+
+
+def test_citation_has_the_version():
+    assert f"\nversion: {eqx.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+@pytest.mark.parametrize(
+    "form", sorted((ROOT / ".github").rglob("*.yml")), ids=lambda path: path.stem
+)
+def test_forms_and_workflows_of_the_repository_are_valid(form):
+    content = yaml.safe_load(form.read_text())
+    if form.parent.name == "ISSUE_TEMPLATE" and form.stem != "config":
+        assert content["name"] and content["description"]
+        asked = [field["attributes"]["label"] for field in content["body"]]
+        assert len(asked) >= 3
+    if form.parent.name == "workflows":
+        (job,) = content["jobs"].values()
+        assert job["steps"][-1] == {"run": "bash .ci/run"}
 
 
 def test_orbax_loads_when_it_is_asked_for_and_is_not_listed():
