@@ -1,8 +1,9 @@
 """Quantised weights: bytes of programs as XLA counts them, and what rounding costs.
 
-Nothing is timed. The first table has one `Linear`, the second the program of
-`nn.generate` for the GPT of `generation`, the third a network of scikit-learn's digits,
-if that is installed, and the fourth the language model of `examples/`, if it was trained.
+Nothing is timed. The first table has one `Linear`, the second its weights in half
+precision, the third the program of `nn.generate` for the GPT of `generation`, the fourth
+a network of scikit-learn's digits, if that is installed, and the fifth the language model
+of `examples/`, if it was trained.
 """
 
 import importlib
@@ -73,6 +74,31 @@ def of_a_linear() -> None:
             f"{name:30}{memory.argument_size_in_bytes:>12,}"
             f"{memory.temp_size_in_bytes:>12,}{cost['bytes accessed']:>18,.0f}"
             + "".join(f"{100 * error:>8.2f} %" for error in errors)
+        )
+
+
+def of_half_precision() -> None:
+    print(f"\nQuantised: the error of weights of {SIZE} x {SIZE} in half precision")
+    sizes, dtypes = (SIZE**-0.5, 1e-5, 1e-6), (jnp.float16, jnp.bfloat16)
+    kinds = [f"{np.dtype(dtype)}, {size:.0e}" for dtype in dtypes for size in sizes]
+    print(f"{'':30}{'bytes':>12}" + "".join(f"{kind:>17}" for kind in kinds))
+    weight = jax.random.normal(jax.random.key(0), (SIZE, SIZE))
+    for name, mode in MODES.items():
+        if mode is None or "dynamic" in mode:
+            continue
+        errors = []
+        for dtype in dtypes:
+            for size in sizes:
+                init = (weight * size).astype(dtype)
+                options = {"use_bias": False, "dtype": dtype, "weight_init": init}
+                plain = nn.Linear(SIZE, SIZE, key=jax.random.key(0), **options)
+                layer = nn.Quantized(plain, **mode)
+                # In double precision: the squares of small numbers are zero in half.
+                pair = np.float64(layer.weight), np.float64(plain.weight)
+                errors.append(relative_error(*pair))
+        stored = nn.summary(layer).total_bytes
+        print(
+            f"{name:30}{stored:>12,}" + "".join(f"{100 * e:>15.2f} %" for e in errors)
         )
 
 
@@ -181,6 +207,7 @@ def of_the_language_model() -> None:
 
 def run(rounds: int) -> None:
     of_a_linear()
+    of_half_precision()
     of_a_generation()
     of_the_digits()
     of_the_language_model()

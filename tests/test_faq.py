@@ -314,6 +314,9 @@ CALLS = {
     "`eqx.nn.Linear(2, 2, key=0)`": [lambda: eqx.nn.Linear(2, 2, key=0)],  # pyright: ignore[reportArgumentType] -- that is the mistake
     "`k1, k2 = key`": [unpack_key],
     "`dropout(x)` without a key": [lambda: eqx.nn.Dropout()(x)],
+    "`jax.random.split(key)` in a block that was called without a key": [
+        lambda: jax.random.split(None)  # pyright: ignore[reportArgumentType] -- that is the mistake
+    ],
     "the same key used twice": [reuse_key],
     "a leaked array": [leak],
     "`if x > 0:`": [lambda: eqx.filter_jit(lambda x: 1 if x > 0 else 0)(x[0])],

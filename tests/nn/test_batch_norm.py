@@ -292,6 +292,19 @@ def test_masked_examples_do_not_count(mode, form, draw) -> None:
     np.testing.assert_allclose(out, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("mode", ["batch", "ema"])
+def test_running_averages_in_float16_stay_finite(mode, draw) -> None:
+    x = draw(6, 3) * 1e5
+    norm, state = make(3, mode=mode, dtype=jnp.float16, momentum=0.5)
+    for _ in range(2):
+        _, state = run(norm, x, state)
+    index = norm.batch_state_index if mode == "batch" else norm.ema_state_index
+    mean, variance = state.get(index)
+    assert mean.dtype == variance.dtype == jnp.float16
+    assert np.isfinite(mean).all() and (variance == jnp.finfo(jnp.float16).max).all()
+    assert np.isfinite(norm(x, state, inference=True)[0]).all()
+
+
 def test_unbiased_variance_is_stored(x64, draw) -> None:
     x = draw(4, 3, 2)
     biased, unbiased = make(3), make(3, unbiased=True)
@@ -305,17 +318,29 @@ def test_unbiased_variance_is_stored(x64, draw) -> None:
     assert np.isfinite(state.get(norm.batch_state_index)[1]).all()
 
 
-@pytest.mark.parametrize("mode", ["batch", "ema"])
+@pytest.mark.parametrize("axis_name", [None, "b"])
+def test_batch_of_one_is_normalised_by_the_averages_in_mode_ema(axis_name) -> None:
+    norm, state = make(3, axis_name, mode="ema")
+    call = functools.partial(run, norm) if axis_name is None else mapped(norm)
+    _, state = call(jnp.arange(12.0).reshape(4, 3), state)
+    out, state = call(jnp.ones((1, 3)), state)
+    # The values of Equinox.
+    np.testing.assert_allclose(out[0], [-1.03827, -1.33492, -1.63156], atol=1e-4)
+    mean, variance = state.get(norm.ema_state_index)
+    np.testing.assert_allclose(mean, [4.465, 5.455, 6.445], rtol=1e-5)
+    np.testing.assert_allclose(variance, 0.99 * 11.25, rtol=1e-5)
+
+
 @pytest.mark.parametrize("shape", [(1, 3), (1, 3, 1, 1)])
-def test_batch_of_one_number_of_each_channel_is_refused_in_training(
-    mode, shape, draw
+def test_batch_of_one_number_of_each_channel_is_refused_in_mode_batch(
+    shape, draw
 ) -> None:
     message = r"BatchNorm takes more than one number .* given one, .*inference=True"
     x = draw(*shape)
-    norm, state = make(3, mode=mode)
+    norm, state = make(3)
     with pytest.raises(eqx.ShapeError, match=message):
         norm(x, state)
-    named, named_state = make(3, "b", mode=mode)
+    named, named_state = make(3, "b")
     with pytest.raises(eqx.ShapeError, match=message):
         mapped(named)(x, named_state)
     ensemble = eqx.filter_vmap(lambda x: norm(x, state))

@@ -15,6 +15,10 @@ from jax.test_util import check_grads
 import equinox_like as eqx
 from equinox_like import nn
 
+CONVS = [
+    (nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+]
 NUMPY_MODES = {
     "ZEROS": "constant",
     "REFLECT": "reflect",
@@ -167,24 +171,6 @@ def shape_of_result(*args, size, **kwargs):
         return nn.Conv1d(1, *args, **kwargs, key=key)(x)
 
     return jax.eval_shape(run, jax.random.key(0), jnp.ones((1, size))).shape
-
-
-@settings(max_examples=25)
-@given(
-    size=sizes,
-    kernel=st.integers(1, 4),
-    stride=st.integers(1, 4),
-    dilation=st.integers(1, 3),
-    padding=st.tuples(st.integers(-1, 3), st.integers(-1, 3)),
-)
-def test_output_size_is_that_of_the_formula(
-    size, kernel, stride, dilation, padding
-) -> None:
-    assume(size + sum(padding) >= 0)
-    options = kernel, stride, [padding], dilation
-    out = shape_of_result(1, *options, size=size)
-    room = size + sum(padding) - dilation * (kernel - 1) - 1
-    assert out == (1, room // stride + 1 if room >= 0 else 0)
 
 
 @settings(max_examples=25)
@@ -348,3 +334,94 @@ def test_xla_counts_the_weight_gradient_of_groups_twice_otherwise():
     the docstring of `Conv`."""
     found, wanted = gradient_on_a_mesh(("data",), 4)
     np.testing.assert_allclose(found, 2 * wanted, rtol=1e-3, atol=1e-3)
+
+
+# A window that is larger than its input
+
+AXIS = st.tuples(
+    st.integers(0, 5),  # the size of the input
+    st.integers(1, 4),  # of the kernel
+    st.integers(1, 3),  # the stride
+    st.integers(1, 3),  # the dilation
+    st.tuples(st.integers(-2, 3), st.integers(-2, 3)),
+)
+
+
+def new_size(size, kernel, stride, dilation, padding, is_transposed):
+    """The size of the output along one axis, which is negative if nothing fits."""
+    reach, is_word = dilation * (kernel - 1), isinstance(padding, str)
+    if is_word and padding != "VALID":
+        return stride * size if is_transposed else math.ceil(size / stride)
+    total = 0 if is_word else sum(padding)
+    if is_transposed:
+        return stride * (size - 1) + 1 + reach - total
+    return (size + total - reach - 1) // stride + 1
+
+
+@given(
+    st.lists(AXIS, min_size=1, max_size=3),
+    st.sampled_from([None, "SAME", "SAME_LOWER", "VALID"]),
+    st.sampled_from(["ZEROS", "REFLECT", "REPLICATE", "CIRCULAR"]),
+    st.booleans(),
+)
+def test_size_is_that_of_the_formula_or_an_error(
+    axes, word, mode, is_transposed
+) -> None:
+    size, kernel, stride, dilation, padding = zip(*axes, strict=True)
+    is_circular = mode == "CIRCULAR" and word in ("SAME", "SAME_LOWER")
+    assume(mode == "ZEROS" or is_circular or not is_transposed)
+    cls = CONVS[is_transposed][len(axes) - 1]
+    options = {"padding": word or padding, "padding_mode": mode, "dilation": dilation}
+    x = jax.ShapeDtypeStruct((2, *size), jnp.float32)
+
+    def run(key, x):
+        return cls(2, 3, kernel, stride, key=key, **options)(x)
+
+    paddings = [word] * len(axes) if word else padding
+    each = zip(size, kernel, stride, dilation, paddings, strict=True)
+    expected = tuple(new_size(*axis, is_transposed) for axis in each)
+    if min(size) > 0 and min(expected) > 0:
+        assert jax.eval_shape(run, jax.random.key(0), x).shape == (3, *expected)
+        return
+    with pytest.raises(eqx.ShapeError, match=f"{cls.__name__} takes an `x` .*shape"):
+        jax.eval_shape(run, jax.random.key(0), x)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "message"),
+    [
+        (
+            lambda key: nn.Conv1d(1, 2, 5, key=key),
+            (1, 3),
+            r"Conv1d .*shape \(1, 3\)\. Along axis 1 the window spans 5 elements, and "
+            "there are 3 with the padding.* change the `kernel_size` or `padding` of",
+        ),
+        (
+            lambda key: nn.Conv2d(1, 2, (1, 3), padding=1, dilation=4, key=key),
+            (1, 9, 6),
+            "Along axis 2 the window spans 9 elements, and there are 8 with the padding",
+        ),
+        (
+            lambda key: nn.Conv3d(1, 2, 2, padding=-1, key=key),
+            (1, 4, 4, 1),
+            "Along axis 3 the window spans 2 elements, and there are 0 with the padding",
+        ),
+        (
+            lambda key: nn.Conv(1, 1, 2, 1, padding="SAME", key=key),
+            (1, 0),
+            r"Conv takes an `x` without empty spatial axes, but was given shape \(1, 0\)",
+        ),
+        (
+            lambda key: nn.ConvTranspose1d(1, 2, 3, padding=2, key=key),
+            (1, 2),
+            r"ConvTranspose1d .*shape \(1, 2\)\. .*spans 3 elements, and there are 2 with "
+            "the padding",
+        ),
+    ],
+)
+def test_window_that_does_not_fit_is_an_error(layer, shape, message, key) -> None:
+    conv = layer(key)
+    with pytest.raises(eqx.ShapeError, match=message):
+        conv(jnp.ones(shape))
+    with pytest.raises(eqx.ShapeError, match=message):
+        jax.vmap(conv)(jnp.ones((2, *shape)))

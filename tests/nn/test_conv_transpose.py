@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.test_util import check_grads
 
 import equinox_like as eqx
 from equinox_like import nn
@@ -41,7 +42,15 @@ def test_first_values_are_those_of_conv(use_bias, k0) -> None:
 
 @pytest.mark.parametrize(
     ("stride", "padding", "dilation", "output_padding"),
-    [(1, 0, 1, 0), (2, 1, 1, 1), (3, 2, 2, 2), (2, 0, 3, 0), (4, 1, 1, 3)],
+    [
+        (1, 0, 1, 0),
+        (2, 1, 1, 1),
+        (3, 2, 2, 2),
+        (2, 0, 3, 0),
+        (4, 1, 1, 3),
+        (1, 0, 3, 2),
+        (2, 1, 4, 3),
+    ],
 )
 def test_result_is_that_of_the_formula(
     stride, padding, dilation, output_padding, x64, build, draw
@@ -54,6 +63,36 @@ def test_result_is_that_of_the_formula(
     n = stride * 4 + 1 + 2 * dilation - 2 * padding + output_padding
     assert expected.shape == (3, n)
     np.testing.assert_allclose(conv(x), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("word", ["SAME", "SAME_LOWER", "VALID"])
+def test_output_padding_below_the_dilation_with_words(word, x64, build, draw) -> None:
+    # Per axis: only the first has more than its stride.
+    options = {"stride": (1, 2), "dilation": (3, 1), "output_padding": (2, 1)}
+    conv = build(nn.ConvTranspose2d, 1, 1, (3, 1), padding=word, **options)
+    x = draw(1, 5, 3)
+    full = build(nn.ConvTranspose2d, 1, 1, (3, 1), **options | {"output_padding": 0})
+    full = eqx.tree_at(lambda c: (c.weight, c.bias), full, (conv.weight, conv.bias))
+    added = jnp.pad(
+        full(x), ((0, 0), (0, 2), (0, 1)), constant_values=conv.bias[0, 0, 0]
+    )
+    found = conv(x)
+    if word == "VALID":
+        np.testing.assert_allclose(found, added, rtol=1e-12)
+        return
+    assert found.shape == (1, 5 - 2, 2 * 3 - 1)
+    # What is left of the full result: the odd element goes to the end, or to the start.
+    total = full(x).shape[1] - 3
+    low = total // 2 if word == "SAME" else (total + 1) // 2
+    np.testing.assert_allclose(
+        found[:, :, :5], full(x)[:, low : low + 3, :5], rtol=1e-12
+    )
+
+
+def test_derivative_with_an_output_padding_above_the_stride(x64, build, draw) -> None:
+    conv = build(nn.ConvTranspose1d, 1, 2, 3, dilation=3, output_padding=2)
+    assert conv(jnp.ones((1, 4))).shape == (2, 12)
+    check_grads(lambda c, x: c(x), (conv, draw(1, 4)), order=1, modes=["fwd", "rev"])
 
 
 @pytest.mark.parametrize(
@@ -143,7 +182,11 @@ def test_named_forms_take_output_padding_before_padding(build) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"output_padding": 2, "stride": 2}, "less than the stride; got .2, 2."),
+        (
+            {"output_padding": (1, 3), "stride": 2, "dilation": (1, 3)},
+            r"less than the stride or the dilation; got \(1, 3\) for the stride \(2, 2\) "
+            r"and the dilation \(1, 3\)\.",
+        ),
         ({"output_padding": -1}, "an int >= 0 as `output_padding`; got -1"),
         (
             {"in_channels": 3, "groups": 2},

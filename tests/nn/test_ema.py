@@ -235,3 +235,11 @@ def test_wrong_argument_is_an_error(
 ) -> None:
     with pytest.raises(error, match=message):
         nn.EMA(*args, **options)
+
+
+def test_narrow_average_saturates() -> None:
+    linear = nn.Linear(2, 2, use_bias=False, weight_init=1e5, key=jax.random.key(0))
+    ema = nn.EMA(linear, 0.5, dtype=jnp.float16)
+    for average in (ema, ema.update(linear)):
+        np.testing.assert_array_equal(average.average.weight, 65504)
+        np.testing.assert_array_equal(average.model().weight, 65504)

@@ -228,6 +228,37 @@ def test_output_has_the_dtype_that_it_has_without_a_cache(build, draw, strict) -
         assert out.dtype == jnp.bfloat16 and cache.value.dtype == jnp.float32
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float16"])
+@pytest.mark.parametrize("overflow", ["error", "ring"])
+def test_narrow_cache_keeps_its_largest_number_for_a_larger_one(
+    overflow, dtype, build, draw
+) -> None:
+    attention, x = build(nn.MultiheadAttention, 2, 8), draw(3, 8)
+    bound = float(jnp.finfo(dtype).max)
+    large = np.array([500, -1e6, np.inf, np.nan], np.float32)
+    held = [min(500, bound), -bound if bound < 1e6 else -1e6, bound, np.nan]
+
+    def process(q, k, v):
+        return q, jnp.broadcast_to(large, k.shape), jnp.broadcast_to(-large, v.shape)
+
+    cache = attention.init_cache(4, dtype=dtype, overflow=overflow)
+    for tokens in (x, x[:1]):
+        _, cache = attention(tokens, *(tokens,) * 2, cache=cache, process_heads=process)
+    held = np.asarray(held).astype(dtype).astype(float)
+    for slot in range(4):
+        for found, expected in ((cache.key, held), (cache.value, -held)):
+            np.testing.assert_array_equal(found[slot, 0].astype(float), expected)
+    _, cache = attention(
+        x,
+        x,
+        x,
+        cache=attention.init_cache(4, dtype=dtype),
+        process_heads=lambda q, k, v: (q, k.at[0].set(1e6), v.at[0].set(-1e6)),
+    )
+    out, _ = attention(x[:1], x[:1], x[:1], cache=cache)
+    assert np.isfinite(out).all()
+
+
 @pytest.mark.parametrize("wide", ["qk", "q", "v"])
 def test_one_token_has_the_dtype_of_a_call_without_a_cache(wide, build, draw) -> None:
     attention = build(nn.MultiheadAttention, 4, 8, num_kv_heads=2, dtype=jnp.bfloat16)

@@ -110,14 +110,47 @@ def test_windows_are_those_that_fit_and_one_for_what_is_left(
         with pytest.raises(RuntimeError, match="`padding` of at most the kernel size"):
             jax.eval_shape(pool.__call__, x)
         return
-    out = jax.eval_shape(pool.__call__, x)
     expected = windows(size, kernel, stride, padding, use_ceil)
+    if size == 0 or not expected:
+        with pytest.raises(eqx.ShapeError, match=rf"MaxPool1d .*shape \(2, {size}\)"):
+            jax.eval_shape(pool.__call__, x)
+        return
+    out = jax.eval_shape(pool.__call__, x)
     assert out.shape == (2, len(expected))
     if use_ceil and size >= kernel <= stride:
         covered = set().union(*expected)
         missed = set(range(padding[0], padding[0] + size)) - covered
         # Only what lies between two windows is in none of them.
         assert all(i % stride >= kernel for i in missed)
+
+
+@pytest.mark.parametrize(
+    ("pool", "shape", "message"),
+    [
+        (
+            nn.MaxPool2d(4, 4),
+            (1, 3, 8),
+            "axis 1 the window spans 4 .* there are 3 with",
+        ),
+        (nn.AvgPool2d((1, 5)), (2, 3, 4), "axis 2 the window spans 5 .* there are 4 "),
+        (nn.MaxPool1d(6, padding=1), (1, 3), "window spans 6 .* there are 5 with"),
+        (
+            nn.MaxPool1d(4, 1, use_ceil=True),
+            (1, 3),
+            "window spans 4 .* there are 3 with",
+        ),
+        (nn.AvgPool3d((1, 2, 1)), (1, 1, 1, 1), "axis 2 the window spans 2 .* are 1 "),
+        (nn.Pool(0, jax.lax.add, 1, 2), (1, 1), "window spans 2 .* there are 1 with"),
+        (nn.AvgPool1d(1), (1, 0), r"empty spatial axes.*\(1, 0\)\."),
+        (nn.MaxPool2d(1, padding=1), (1, 3, 0), r"empty spatial axes.*\(1, 3, 0\)\."),
+    ],
+)
+def test_window_that_does_not_fit_is_an_error(pool, shape, message) -> None:
+    given = f"{type(pool).__name__} takes an `x` .*{message}"
+    with pytest.raises(eqx.ShapeError, match=given):
+        pool(jnp.ones(shape))
+    with pytest.raises(eqx.ShapeError, match=given):
+        jax.vmap(pool)(jnp.ones((2, *shape)))
 
 
 def test_use_ceil_pads_by_what_the_last_window_needs() -> None:

@@ -2,15 +2,19 @@
 
 import functools
 
+import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from drawn import drawn
+from hypothesis import given
+from hypothesis.extra.numpy import arrays
 from jax.sharding import PartitionSpec as P
 
 import equinox_like as eqx
 from equinox_like import nn
+from equinox_like.nn._base.precision import saturated
 
 K = jax.random.key(0)
 X = jnp.asarray(np.linspace(-1, 1, 4, dtype=np.float32))
@@ -273,3 +277,53 @@ def test_gradient_of_a_scale_of_the_users_is_summed_in_float32() -> None:
     model = nn.mixed(Scale(jnp.ones(4)), "compute=bf16,output=f32")
     loss = lambda model: jax.vmap(model)(EIGHT_THOUSAND).sum()  # noqa: E731
     assert eqx.filter_jit(eqx.filter_grad(loss))(model).weight.tolist() == [8192] * 4
+
+
+# Casts to narrower floats
+
+FLOATS = [
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e3m4",
+    "float16",
+    "bfloat16",
+    "float32",
+]
+
+
+@given(
+    arrays(np.float32, 8, elements=st.floats(width=32, allow_subnormal=False)),
+    st.sampled_from(["float16", "bfloat16", "float32"]),
+    st.sampled_from(FLOATS),
+)
+def test_what_is_stored_in_a_narrower_float_saturates(values, source, target) -> None:
+    with np.errstate(all="ignore"):
+        x = jax.device_put(values.astype(source))
+    bounds, wide = jnp.finfo(target), np.asarray(x).astype(float)
+    expected = x.astype(target)  # with infinity, or NaN, for what is too large
+    if bounds.max < jnp.finfo(source).max:
+        clipped = np.clip(wide, float(bounds.min), float(bounds.max))
+        expected = jnp.asarray(clipped, jnp.float32).astype(target)
+        assert (np.isnan(np.asarray(expected, float)) == np.isnan(wide)).all()
+    found = saturated(x, target)
+    assert found.dtype == target
+    np.testing.assert_array_equal(*(np.asarray(y, float) for y in (found, expected)))
+
+
+@pytest.mark.parametrize("value", [500.0, -500.0])
+def test_float8_saturates_in_all_casts_and_float16_does_not(value) -> None:
+    policy = nn.Policy(*["float8_e4m3fn"] * 3)
+    x, bound = jnp.full(2, value), np.copysign(448, value)
+    for cast in (policy.cast_params, policy.cast_compute, policy.cast_output):
+        np.testing.assert_array_equal(cast(x).astype(float), bound)
+    with nn.precision("float8_e4m3fn"):
+        np.testing.assert_array_equal(nn.cast_to_precision(x).astype(float), bound)
+    options = {"dtype": jnp.float8_e4m3fn, "weight_init": value, "key": K}
+    linear = nn.Linear(2, 2, use_bias=False, **options)
+    np.testing.assert_array_equal(linear.weight.astype(float), bound)
+    half = (x / 2).astype(jnp.float8_e4m3fn)
+    out = nn.in_float32(lambda x: 2 * x + x, half)
+    np.testing.assert_array_equal(out.astype(float), bound)
+    # A loss scale looks for infinity.
+    half = nn.Policy(compute_dtype="float16").cast_compute(x * 1000)
+    assert jnp.isinf(half).all()

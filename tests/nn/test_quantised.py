@@ -95,7 +95,8 @@ def perceptron(key=KEY):
 
 def step_at(stored, value):
     """The distance of the two numbers around a value that can be stored."""
-    scale = np.broadcast_to(np.asarray(stored.scale), value.shape)
+    scale = np.asarray(stored.scale, float)
+    scale = np.repeat(scale, value.shape[1] // scale.shape[1], 1)
     if stored.values.dtype != jnp.float8_e4m3fn:
         return scale
     # Three bits of mantissa; below 2**-6 all have the same distance.
@@ -105,24 +106,116 @@ def step_at(stored, value):
 
 @pytest.mark.parametrize(("bits", "group_size", "symmetric"), MODES)
 @given(
-    arrays(np.float32, (3, 6), elements=st.floats(-1e3, 1e3, width=32)),
-    st.sampled_from([1.0, 1e-3, 1e-30, 1e30]),
+    st.sampled_from(["float16", "bfloat16", "float32", "float64"]),
+    arrays(np.float64, (3, 6), elements=st.floats(-1, 1)),
+    st.floats(0, 1),
 )
-def test_weight_is_within_half_a_step(bits, group_size, symmetric, values, factor):
-    values = np.where(np.abs(values) < 1e-6, 0, values) * np.float32(factor)
-    layer = nn.Quantized(Own(jax.device_put(values)), bits, group_size, symmetric)
-    stored = layer.layer.weight
-    assert stored.shape == (3, 6)
+def test_weight_is_within_half_a_step(
+    bits, group_size, symmetric, dtype, values, exponent
+) -> None:
+    found = jnp.finfo(dtype)
+    smallest = float(found.smallest_subnormal)
+    # Of any magnitude, from the largest to the smallest number of the dtype.
+    largest = float(found.max) * (smallest / float(found.max)) ** exponent
+    values = np.where(np.abs(values) < 1e-6, 0, values) * largest
+    with jax.enable_x64(True):
+        values = np.asarray(jnp.asarray(values, dtype)).astype(float)
+        own = Own(jnp.asarray(values, dtype))
+        layer = nn.Quantized(own, bits, group_size, symmetric)
+        stored, weight = layer.layer.weight, layer.weight
+    assert weight.dtype == dtype and stored.shape == weight.shape == (3, 6)
+    assert stored.scale.dtype == ("float64" if dtype == "float64" else "float32")
     assert stored.scale.shape == (3, 1 if group_size is None else 3)
-    number = 6 // stored.scale.shape[1]
-    spread = eqx.tree_at(
-        lambda w: w.scale, stored, np.repeat(np.asarray(stored.scale), number, 1)
+    weight, work = np.asarray(weight).astype(float), np.finfo(stored.scale.dtype)
+    greatest = np.maximum(np.abs(values), np.abs(weight))
+    # Rounded in the product with the scale, and then to the dtype; XLA takes numbers that
+    # are not normal for zero.
+    rounding = greatest * (4 * work.eps + float(found.eps) / 2) + smallest + work.tiny
+    error = np.abs(weight - values)
+    assert (error <= step_at(stored, greatest) / 2 * (1 + 1e-5) + rounding).all()
+    # And a step is no larger than the weights make it.
+    groups = values.reshape(*stored.scale.shape, -1)
+    low, high = np.minimum(groups.min(-1), 0), np.maximum(groups.max(-1), 0)
+    limit = {8: 127, 4: 7, FLOAT8: 448}[bits]
+    scale = np.maximum(high, -low) / limit
+    if not symmetric:
+        scale = high / (2 * limit + 1) - low / (2 * limit + 1)
+    expected = np.maximum(scale, 2 * work.tiny)
+    assert (np.abs(np.asarray(stored.scale) - expected) <= 1e-6 * expected).all()
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-3, 1e-5, 1e-6])
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({}, 0.008),
+        ({"symmetric": False, "group_size": 8}, 0.008),
+        ({"dynamic": True}, 0.015),
+        ({"bits": FLOAT8}, 0.03),
+    ],
+)
+def test_weights_in_float16_may_be_small(options, error, size, draw) -> None:
+    linear = nn.Linear(64, 16, use_bias=False, dtype=jnp.float16, key=KEY)
+    # In steps that float16 has near the smallest of these sizes.
+    weight = np.round(np.asarray(draw(16, 64)) * 8) * size / 8
+    linear = eqx.tree_at("weight", linear, jax.device_put(weight.astype(np.float16)))
+    layer, x = nn.Quantized(linear, **options), draw(64).astype(jnp.float16)
+    assert layer.weight.dtype == layer(x).dtype == jnp.float16
+    norm = np.linalg.norm
+    of_weight = np.asarray(linear.weight, float)
+    assert norm(np.asarray(layer.weight, float) - of_weight) < error * norm(of_weight)
+    # The sum is one of float16, whose small numbers have few digits.
+    small = float(jnp.finfo(jnp.float16).smallest_subnormal)
+    expected = of_weight @ np.asarray(x, float)
+    difference = norm(np.asarray(layer(x), float) - expected)
+    assert difference < error * norm(expected) + 4 * small
+
+
+@pytest.mark.parametrize("bits", [8, FLOAT8])
+def test_casts_leave_what_is_stored(bits, draw) -> None:
+    linear = eqx.tree_at("weight", nn.Linear(6, 4, key=KEY), draw(4, 6) * 1e-5)
+    layer, x = nn.Quantized(linear, bits), draw(6)
+    narrow = nn.mixed(layer, "params=f16,compute=f16").layer
+    assert eqx.tree_equal(
+        *(jax.tree.leaves(each.layer.weight) for each in (narrow, layer))
     )
-    error = np.abs(np.asarray(layer.weight).astype(float) - values)
-    # Rounded once to store it, and once in the product with the scale.
-    rounding = 4 * np.finfo(np.float32).eps * np.abs(values).astype(float)
-    step = step_at(spread, np.maximum(np.abs(values), np.abs(layer.weight)))
-    assert (error <= step / 2 * (1 + 1e-5) + rounding).all()
+    assert narrow.weight.dtype == narrow.bias.dtype == jnp.float16
+    # It is rounded once, from float32.
+    np.testing.assert_array_equal(narrow.weight, layer.weight.astype(jnp.float16))
+    plain = layer.dequantized()
+    with nn.precision("float16"):
+        np.testing.assert_array_equal(layer(x), plain(x))
+
+
+def test_cache_of_a_quantised_attention_has_the_dtype_of_its_weights(build) -> None:
+    attention = build(nn.MultiheadAttention, 2, 8, dtype="float16")
+    small = nn.quantize(attention, "**")
+    x = jnp.ones((3, 8), jnp.float16)
+    out, cache = small(x, x, x, cache=small.init_cache(4))
+    assert out.dtype == cache.key.dtype == cache.value.dtype == jnp.float16
+    cell = nn.Quantized(nn.GRUCell(4, 3, dtype=jnp.float16, key=KEY))
+    assert cell.init_state().dtype == jnp.float16
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("value", [jnp.inf, -jnp.inf, jnp.nan])
+def test_group_with_a_number_that_is_not_finite_is_nan(value, symmetric) -> None:
+    weight = jnp.ones((2, 6)).at[0, 1].set(value)
+    layer = nn.Quantized(Own(weight), 8, 3, symmetric)
+    expected = np.ones((2, 6))
+    expected[0, :3] = np.nan
+    np.testing.assert_allclose(layer.weight, expected)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-38])
+def test_inputs_of_a_dynamic_product_may_be_small(size, draw) -> None:
+    linear = drawn(lambda: nn.Linear(6, 4, use_bias=False, key=KEY))
+    layer, x = nn.Quantized(linear, dynamic=True), draw(6) * size
+    weight, x = np.asarray(layer.weight, float), np.asarray(x)
+    # XLA takes numbers that are not normal for zero.
+    step = np.abs(x).max() / 127 + 2 * np.finfo(np.float32).tiny
+    error = np.abs(np.asarray(layer(x), float) - weight @ x.astype(float))
+    assert (error <= np.abs(weight).sum(1) * step).all()
 
 
 @pytest.mark.parametrize("bits", [8, 4])

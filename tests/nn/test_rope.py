@@ -98,7 +98,8 @@ def test_result_has_the_dtype_of_the_input(dtype) -> None:
 
 def test_strict_promotion_names_both_dtypes(strict) -> None:
     rope = nn.RotaryPositionalEmbedding(4)
-    with pytest.raises(ValueError, match=r"dtype float32, but was given.*float16"):
+    error = jax.dtypes.TypePromotionError
+    with pytest.raises(error, match=r"dtype float32, but was given.*float16"):
         rope(jnp.ones((3, 4), jnp.float16))
     half = nn.RotaryPositionalEmbedding(4, dtype=jnp.float16)
     assert half(jnp.ones((3, 4), jnp.float16)).dtype == jnp.float16

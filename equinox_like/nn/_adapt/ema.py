@@ -23,7 +23,7 @@ from ..._typing import ArrayLike, DTypeLike
 from .._base.arguments import check_dtype, wrong_type
 from .._base.init import default_dtype
 from .._base.inputs import as_array, jax_array
-from .._base.precision import accumulation_dtype
+from .._base.precision import accumulation_dtype, saturated
 
 _Model = TypeVar("_Model")
 
@@ -200,7 +200,7 @@ def _wide(x: Any, dtype: DTypeLike | None) -> Array:
         with jax.numpy_dtype_promotion("standard"):
             dtype = jnp.result_type(dtype, jnp.complex64)
     # Without a weak type: losing that at the first update would retrace.
-    return jax.lax.convert_element_type(x, dtype)
+    return saturated(x, dtype)
 
 
 def _rate(ema: EMA) -> tuple[Array, Array]:
@@ -223,7 +223,7 @@ def _rate(ema: EMA) -> tuple[Array, Array]:
 
 
 def _moved(old: Array, new: Any, rate: Array) -> Array:
-    new = jnp.asarray(new).astype(old.dtype)
+    new = saturated(jnp.asarray(new), old.dtype)
     moved = old + rate.astype(old.dtype) * (new - old)
     # Replaced, not moved, because the old average may not be finite.
     return jnp.where(rate == 1, new, moved)

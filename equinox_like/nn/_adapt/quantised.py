@@ -46,7 +46,8 @@ class Quantized(StatefulLayer, Generic[_Layer]):
     where $q$ are integers, and each output channel of the layer has a scale $s$ and a
     zero point $z$ of its own; or each group of `group_size` weights of a channel. If
     `symmetric`, $z$ is 0. Each element is rounded to the nearest multiple of its scale,
-    so it differs by at most $s / 2$.
+    so it differs by at most $s / 2$, and by the rounding to its dtype. Scales are in
+    float32, or in float64 for weights in float64.
 
     The weights are computed from $q$ in each call, in the dtype that they had. They are
     not trained: [`equinox_like.trainable`][] leaves their arrays out. A bias is trained as

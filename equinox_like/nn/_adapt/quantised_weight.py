@@ -4,12 +4,14 @@ Its arrays have as many axes as the weight, so a `Stacked`, `vmap` and rules for
 treat them as they treat the weight.
 """
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 from ..._module import Module, field
@@ -29,12 +31,14 @@ _KINDS: Final[dict[Any, tuple[Any, int]]] = {
 
 
 class QuantizedWeight(Module):
-    """Replaces a weight: `(values - zero) * scale`, each scale for a group of values."""
+    """Replaces a weight of this `dtype`: `(values - zero) * scale`, each scale for a group
+    of values. A scale has 32 bits at least: in float16 it could be subnormal."""
 
     values: Array = field(trainable=False)
     scale: Array = field(trainable=False)
     zero: Array | None = field(trainable=False)
     dynamic: bool = field(static=True)
+    dtype: Any = field(static=True)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -44,7 +48,14 @@ class QuantizedWeight(Module):
         values = self.values.astype(self.scale.dtype)
         if self.zero is not None:
             values = values - _spread(self.zero, self.shape).astype(values.dtype)
-        return values * _spread(self.scale, self.shape)
+        weight = values * _spread(self.scale, self.shape)
+        # The multiple of the scale that is next to a large number may be infinite.
+        bounds = jnp.finfo(self.dtype)
+        return jnp.clip(weight, float(bounds.min), float(bounds.max)).astype(self.dtype)
+
+    def _in_dtype(self, dtype: Any) -> "QuantizedWeight":
+        # What is stored would be rounded again.
+        return dataclasses.replace(self, dtype=np.dtype(dtype))
 
     def __getitem__(self, index: Any) -> Array:
         return jnp.asarray(jax.tree.map(lambda x: x[index], self))
@@ -54,7 +65,7 @@ class QuantizedWeight(Module):
         if not self.dynamic or jnp.iscomplexobj(x):
             # `x` comes first, so that under `vmap` the batch axis needs no transpose.
             return jnp.inner(x, jnp.asarray(weight))
-        return _dynamic(x.astype(jnp.result_type(x, self.scale)), weight)
+        return _dynamic(x.astype(jnp.result_type(x, self.dtype)), weight)
 
 
 def in_loop(tree: _Tree) -> _Tree:
@@ -70,8 +81,7 @@ def _dynamic(x: Array, weight: QuantizedWeight) -> Array:
     """The product with `x` rounded to 8 bits, too. Its sums are exact."""
     scale, work = weight.scale, accumulation_dtype(x, weight.scale)
     wide = x.astype(work).reshape(scale.shape[1], -1 if x.size else 0)
-    step = jnp.max(jnp.abs(wide), initial=0) / 127
-    step = jnp.where(step == 0, 1, step)
+    step = _at_least_normal(jnp.max(jnp.abs(wide), initial=0) / 127)
     rounded = jnp.round(wide / step).astype(jnp.int8)
     # Not -1, which is ambiguous if there are no inputs.
     values = weight.values.astype(jnp.int8).reshape(len(scale), *rounded.shape)
@@ -130,18 +140,22 @@ def stored(weight: Array, axes: Any, groups: Any, how: Any) -> QuantizedWeight:
         axes = split = (axis + 1,)
     reduced: Any = {"axis": axes, "keepdims": True, "initial": 0}
     low, high = jnp.min(blocks, **reduced), jnp.max(blocks, **reduced)
-    greatest = jnp.maximum(high, -low)
-    scale = greatest / limit if symmetric else (high - low) / (2 * limit + 1)
-    scale = scale.astype(weight.dtype)
-    # Of zeros, or of numbers so small that XLA takes some of them for zero.
-    is_zero = scale.astype(blocks.dtype) < jnp.finfo(jnp.float32).tiny
-    scale = jnp.where(is_zero, 1, scale)
-    steps, least, zero = blocks / scale.astype(blocks.dtype), -limit, None
+    greatest, number = jnp.maximum(high, -low), 2 * limit + 1
+    # Divided first: the difference of two large numbers may be infinite.
+    scale = greatest / limit if symmetric else high / number - low / number
+    scale = _at_least_normal(jnp.where(jnp.isfinite(greatest), scale, jnp.nan))
+    steps, least, zero = blocks / scale, -limit, None
     if jnp.issubdtype(dtype, jnp.integer):
         steps = jnp.round(steps)
     if not symmetric:
         least -= 1
-        zero = least - jnp.round(low / scale.astype(blocks.dtype))
+        zero = least - jnp.round(low / scale)
         steps, zero = steps + zero, jnp.squeeze(zero, split).astype(dtype)
     values = jnp.clip(steps, least, limit).astype(dtype).reshape(weight.shape)
-    return QuantizedWeight(values, jnp.squeeze(scale, split), zero, dynamic)
+    scale = jnp.squeeze(scale, split)
+    return QuantizedWeight(values, scale, zero, dynamic, weight.dtype)
+
+
+def _at_least_normal(step: Array) -> Array:
+    """`step`, but not so small that XLA would take it, or half of it, for zero."""
+    return jnp.maximum(step, 2 * jnp.finfo(step.dtype).tiny)

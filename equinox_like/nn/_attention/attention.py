@@ -126,7 +126,9 @@ class MultiheadAttention(Module):
             first of `"cudnn"`, `"xla"` and `None` that supports the call; see
             [`equinox_like.nn.dot_product_attention`][]. In float16, a compiled function
             with `"xla"` is an error on CPUs. In bfloat16, JAX cannot lower the
-            gradient of `"xla"` under strict dtype promotion.
+            gradient of `"xla"` under strict dtype promotion. In float64, `"xla"` has the
+            accuracy of float32, since JAX computes its softmax in float32; `"auto"` does
+            not choose it.
         - `rotary`: rotates the queries and keys of each head by their positions, after
             `process_heads`: a [`equinox_like.nn.RotaryPositionalEmbedding`][] of size
             `qk_size`, or a layer that is called in the same way, with `offset`. With a
@@ -344,7 +346,8 @@ class MultiheadAttention(Module):
         - `dtype`: of the cached keys and values, floating or complex; by default that
             of the parameters of the projections. If it differs from the dtype of a
             call, keys and values are cast when they are used, so outputs have the same
-            dtype as without a cache.
+            dtype as without a cache. In a narrower float, such as float8_e4m3fn, a
+            number beyond its range becomes its largest or least number.
         - `overflow`: what happens to a token beyond `max_length`. `"error"`: an error
             is raised. `"ring"`: it overwrites the oldest one, so that queries attend to
             the last `max_length` tokens.

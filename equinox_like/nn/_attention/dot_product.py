@@ -69,7 +69,8 @@ def dot_product_attention(
         memory; a `mask` or a `bias` has as many elements as the weights, and a `bias` is
         added in the dtype of the queries. A program with `"cudnn"` or `"auto"` that was
         traced on a host with a GPU is exported for one platform at a time, and only with
-        `disabled_checks`.
+        `disabled_checks`. In float64, `"xla"` has the accuracy of float32, since JAX
+        computes its softmax in float32; `"auto"` does not choose it.
 
     **Returns:**
 

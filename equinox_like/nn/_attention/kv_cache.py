@@ -9,7 +9,7 @@ new tokens are concatenated.
 import contextlib
 import contextvars
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.lax as lax
@@ -23,6 +23,7 @@ from ..._runtime.error_if import error_if
 from ..._typing import ArrayLike
 from .._base.arguments import as_size, wrong_type, wrong_value
 from .._base.inputs import jax_array
+from .._base.precision import saturated, unchanged
 from .._base.sharding import parts, split_as
 
 
@@ -80,7 +81,7 @@ class KVCache(Module):
     length: Array = field(trainable=False)
     overflow: Literal["error", "ring"] = field(static=True, default="error")
 
-    _keeps_dtype: ClassVar[bool] = True  # in another `precision`
+    _in_dtype = unchanged  # in another `precision`
 
     def truncate(self, n: ArrayLike) -> "KVCache":
         """The cache as it was after the first `n` tokens, without the later ones.
@@ -277,7 +278,7 @@ def extended(cache: KVCache, key: Array, value: Array) -> Seen:
     """The cached tokens with the new ones, in the dtypes of `key` and `value`."""
     _check_new(cache, key, value)
     dtypes = key.dtype, value.dtype
-    key, value = key.astype(cache.key.dtype), value.astype(cache.value.dtype)
+    key, value = saturated(key, cache.key.dtype), saturated(value, cache.value.dtype)
     new, slots = key.shape[0], cache.key.shape[0]
     position = new_positions(cache, new)
     old = jax_array(cache.key), jax_array(cache.value), jax_array(cache.position)

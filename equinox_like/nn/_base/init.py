@@ -22,6 +22,7 @@ from ..._tree import is_array, is_inexact_array
 from ..._tree.arrays import describe_array, is_concrete
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from .arguments import check_dtype, taker_name
+from .precision import to_dtype
 
 
 def split_key(key: Any, number: int, layer: Any) -> jax.Array:
@@ -123,11 +124,17 @@ def default_dtype(dtype: DTypeLike | None) -> DTypeLike:
 
 def dtype_of(tree: Any) -> DTypeLike:
     """The dtype to which the parameters of `tree` promote."""
-    arrays = [x for x in jax.tree.leaves(tree) if is_inexact_array(x)]
-    # Quantised values of 8 bits promote to nothing.
-    arrays = [x for x in arrays if jnp.finfo(x.dtype).bits > 8]
+    leaves = jax.tree.leaves(tree, is_leaf=_stands_in)
+    dtypes = [x.dtype for x in leaves if is_inexact_array(x) or _stands_in(x)]
+    # Floats of 8 bits promote to nothing.
+    dtypes = [dtype for dtype in dtypes if jnp.finfo(dtype).bits > 8]
     with jax.numpy_dtype_promotion("standard"):
-        return jnp.result_type(*arrays) if arrays else default_dtype(None)
+        return jnp.result_type(*dtypes) if dtypes else default_dtype(None)
+
+
+def _stands_in(node: Any) -> bool:
+    """Whether a node is not an array, but converts to one of a dtype that it tells."""
+    return hasattr(node, "__jax_array__") and hasattr(node, "dtype")
 
 
 def parameter_dtype(layer: Any, dtype: DTypeLike | None) -> DTypeLike:
@@ -213,7 +220,7 @@ def initialised(
             f"The initialiser for `{at}` returned an array of shape {values.shape}, "
             f"but the parameter has shape {shape}."
         )
-    return values.astype(dtype)
+    return to_dtype(values, dtype)
 
 
 def _returning_values(init: Callable[..., Any]) -> Callable[..., Any]:

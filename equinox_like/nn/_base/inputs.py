@@ -95,6 +95,27 @@ def check_channels_first(layer: Any, x: Any, channels: int | None) -> None:
     check_input(layer, x, (channels,) + (None,) * (number - 1))
 
 
+def check_windows(
+    layer: Any, shape: Sequence[int], sizes: Any, padding: Any, windows: Sequence[int]
+) -> None:
+    """Raises `ShapeError` if a spatial axis of an input of this shape is empty, or if a
+    window does not fit into it. It has one of the `sizes`, and then the padding is added.
+    Symbolic sizes are not checked."""
+    name, of_shape = type(layer).__name__, f"but was given shape {_as_text(shape)}"
+    if 0 in shape[1:]:
+        raise ShapeError(f"{name} takes an `x` without empty spatial axes, {of_shape}.")
+    axes = zip(sizes, padding, windows, strict=True)
+    for axis, (size, (low, high), window) in enumerate(axes, 1):
+        total = size + low + high
+        if isinstance(total, int) and total < window:
+            raise ShapeError(
+                f"{name} takes an `x` into which its window fits, {of_shape}. Along axis "
+                f"{axis} the window spans {window} elements, and there are {max(total, 0)} "
+                "with the padding. Pass a larger `x`, or change the `kernel_size` or "
+                "`padding` of the layer."
+            )
+
+
 def parameter_shape(layer: Any, name: str, ndim: int) -> tuple[int, ...] | None:
     """The shape of a parameter that should have `ndim` axes.
 

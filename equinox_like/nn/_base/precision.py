@@ -83,12 +83,42 @@ def cast(tree: _Tree, dtype: Any, keep: tuple[type, ...] = ()) -> _Tree:
         return tree
 
     def each(node: Any) -> Any:
-        return node.astype(dtype) if is_real(node) and node.dtype != dtype else node
+        if not isinstance(node, keep) and hasattr(type(node), "_in_dtype"):
+            return node._in_dtype(dtype)
+        return to_dtype(node, dtype) if is_real(node) and node.dtype != dtype else node
 
-    def is_kept(node: Any) -> bool:
-        return isinstance(node, keep) or getattr(type(node), "_keeps_dtype", False)
+    def is_cast_as_one(node: Any) -> bool:
+        return isinstance(node, keep) or hasattr(type(node), "_in_dtype")
 
-    return jax.tree.map(each, tree, is_leaf=is_kept)
+    return jax.tree.map(each, tree, is_leaf=is_cast_as_one)
+
+
+def unchanged(node: _T, dtype: Any) -> _T:
+    """The method `_in_dtype` of a node that a cast leaves as it is."""
+    return node
+
+
+def to_dtype(x: Array, dtype: Any) -> Array:
+    """`x.astype(dtype)`, which saturates if the dtype is a float of at most 8 bits.
+
+    Such a float may have no infinity. One of 16 bits has: it shows a loss scale, or the
+    user, that a number was too large.
+    """
+    is_small = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits <= 8
+    return saturated(x, dtype) if is_small else x.astype(dtype)
+
+
+def saturated(x: Array, dtype: Any) -> Array:
+    """`x` in another dtype, in which it is stored. Numbers beyond the range of a narrower
+    float become its largest or least one, and NaN stays NaN."""
+    if not (is_real(x) and jnp.issubdtype(dtype, jnp.floating)):
+        return x.astype(dtype)
+    low, high = float(jnp.finfo(dtype).min), float(jnp.finfo(dtype).max)
+    if high >= float(jnp.finfo(x.dtype).max):
+        return x.astype(dtype)
+    # The largest number of float16 is not one of bfloat16.
+    wide = x.astype(jnp.float32) if jnp.finfo(x.dtype).bits < 32 else x
+    return jnp.clip(wide, low, high).astype(dtype)
 
 
 def is_real(node: Any) -> bool:
@@ -149,7 +179,7 @@ def in_float32(fun: Callable[..., Array], *arrays: Any) -> Array:
     if not is_half(*arrays):
         return fun(*arrays)
     dtype = jnp.result_type(*arrays)
-    return fun(*cast(arrays, jnp.float32)).astype(dtype)
+    return to_dtype(fun(*cast(arrays, jnp.float32)), dtype)
 
 
 def summed_in_float32(

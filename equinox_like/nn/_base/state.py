@@ -8,7 +8,7 @@ so that using an old state raises an error.
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,7 @@ from ..._tree.partitioning import map_nodes
 from ..._tree.registry import register_cached
 from .arguments import check_function, refuse_layer_class, wrong_type
 from .inputs import described
+from .precision import unchanged
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -92,7 +93,7 @@ class StateIndex(Module, Generic[_T]):
     init: _T = field(trainable=False)
 
     # In another `precision`: a state starts in the dtype in which it is stored.
-    _keeps_dtype: ClassVar[bool] = True
+    _in_dtype = unchanged
 
     def __init__(self, init: _T):
         """**Arguments:**
@@ -135,7 +136,7 @@ class State(Cached):
         ```
     """
 
-    _keeps_dtype: ClassVar[bool] = True
+    _in_dtype = unchanged
     _values: Any = Attribute(None, "_values")
     _markers: Any = Attribute(None, "_markers")
 

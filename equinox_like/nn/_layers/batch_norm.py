@@ -18,7 +18,7 @@ from ..._warn import warn
 from .._base.arguments import as_axis, as_eps, as_number, as_size, wrong_value
 from .._base.init import parameter_dtype
 from .._base.inputs import jax_array
-from .._base.precision import accumulation_dtype, computes
+from .._base.precision import accumulation_dtype, computes, saturated
 from .._base.sharding import explicit_mesh, parts, placed
 from .._base.state import State, StateIndex, check_state
 from .._base.stateful import StatefulLayer, at_inference
@@ -215,11 +215,11 @@ class BatchNorm(StatefulLayer):
         **Raises:**
 
         [`equinox_like.ShapeError`][] if `x`, `mask` or a value of the state has another
-        shape, if `x` may be a batch or one example, or if in training a batch without a
-        mask has one number of each channel, which has no variance. `NameError` in training
-        if there is no `jax.vmap` of the `axis_name`, and `ValueError` for a complex `x` if
-        the running averages are real. `TypeError` if `state` is not a
-        [`equinox_like.nn.State`][].
+        shape, if `x` may be a batch or one example, or if in training, in mode `"batch"`, a
+        batch without a mask has one number of each channel, which has no variance.
+        `NameError` in training if there is no `jax.vmap` of the `axis_name`, and
+        `ValueError` for a complex `x` if the running averages are real. `TypeError` if
+        `state` is not a [`equinox_like.nn.State`][].
         """
         check_state(self, state)
         for_inference = bool(at_inference(self, inference))
@@ -248,7 +248,7 @@ class BatchNorm(StatefulLayer):
         running = running.astype(work)
         count = None if for_inference else _count(self, x, layout)
         known = count if isinstance(count, int) else None
-        if known == 1:
+        if known == 1 and self.mode == "batch":
             raise ShapeError(
                 "BatchNorm takes more than one number of each channel in training, but "
                 f"was given one, in an `x` of shape {x.shape}. It is always normalised to "
@@ -297,7 +297,7 @@ class _Running(NamedTuple):
     variance: Array
 
     def astype(self, dtype: Any) -> "_Running":
-        mean, variance = self.mean.astype(dtype), self.variance.astype(dtype)
+        mean, variance = saturated(self.mean, dtype), saturated(self.variance, dtype)
         return _Running(self.steps, mean, variance)
 
 

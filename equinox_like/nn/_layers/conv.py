@@ -15,7 +15,7 @@ from ..._module import Module, field
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from .._base.arguments import as_padding, as_size, check_length, per_axis, wrong_value
 from .._base.init import Init, channels_first, first_values
-from .._base.inputs import check_input, jax_array, parameter_shape
+from .._base.inputs import check_input, check_windows, jax_array, parameter_shape
 from .._base.precision import computes, in_float32
 from .._base.sharding import parts, placed
 
@@ -87,7 +87,7 @@ def convolved(
     pad: Callable[[Any, Array, Sequence[int]], tuple[Array, Any]],
     out_sharding: PartitionSpec | None,
     strides: Sequence[int],
-    lhs_dilation: Sequence[int] | None = None,
+    lhs_dilation: Sequence[int],
 ) -> Array:
     """Calls a layer. `pad(conv, x, kernel_size)` returns `x`, padded with elements of its
     own if the mode says so, and the padding with zeros, which JAX adds."""
@@ -99,6 +99,12 @@ def convolved(
 
     def apply(x, weight, bias):
         padded, padding = pad(conv, x, weight.shape[2:])
+        axes = zip(padded.shape[1:], lhs_dilation, strict=True)
+        sizes = [(n - 1) * step + 1 for n, step in axes]
+        windows, pairs = dilated(conv, weight.shape[2:]), padding
+        if isinstance(padding, str):
+            pairs = jax.lax.padtype_to_pads(sizes, windows, strides, padding)
+        check_windows(conv, x.shape, sizes, pairs, windows)
         try:
             y = jax.lax.conv_general_dilated(
                 jax.lax.expand_dims(padded, (0,)),
@@ -256,15 +262,16 @@ class Conv(Module):
 
         **Returns:**
 
-        An array of shape `(out_channels, new_size_1, ..., new_size_n)`. A new size is 0
-        where the kernel does not fit into the padded input.
+        An array of shape `(out_channels, new_size_1, ..., new_size_n)`.
 
         **Raises:**
 
-        [`equinox_like.ShapeError`][] if `x` has another rank or number of channels.
+        [`equinox_like.ShapeError`][] if `x` has another rank or number of channels, if a
+        spatial axis is empty, or if the dilated kernel does not fit into the padded input.
         `TypeError` if it has another dtype.
         """
-        return convolved(self, x, _padded, out_sharding, self.stride)
+        ones = (1,) * self.num_spatial_dims
+        return convolved(self, x, _padded, out_sharding, self.stride, ones)
 
 
 class _ConvNd(Conv):
@@ -387,7 +394,7 @@ class Conv3d(_ConvNd, init=False):
 
 
 def _padded(conv: Conv, x: Array, kernel: Sequence[int]) -> tuple[Array, Any]:
-    if conv.padding_mode == "ZEROS":
+    if conv.padding_mode == "ZEROS" or 0 in x.shape:
         return x, conv.padding
     padding = _resolved_padding(conv, x.shape[1:], kernel)
     added = [(max(low, 0), max(high, 0)) for low, high in padding]
@@ -400,5 +407,10 @@ def _resolved_padding(
 ) -> Sequence[tuple[int, int]]:
     if not isinstance(conv.padding, str):
         return conv.padding
-    dilated = [d * (k - 1) + 1 for k, d in zip(kernel, conv.dilation, strict=True)]
-    return jax.lax.padtype_to_pads(sizes, dilated, conv.stride, conv.padding)
+    windows = dilated(conv, kernel)
+    return jax.lax.padtype_to_pads(sizes, windows, conv.stride, conv.padding)
+
+
+def dilated(conv: Any, kernel: Sequence[int]) -> list[int]:
+    """How many elements of each axis the dilated kernel spans."""
+    return [d * (k - 1) + 1 for k, d in zip(kernel, conv.dilation, strict=True)]

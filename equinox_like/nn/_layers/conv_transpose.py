@@ -13,7 +13,7 @@ from ..._module import Module, field
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from .._base.init import Init, channels_first
 from .._base.precision import computes
-from .conv import Padding, configure, conv_parameters, convolved
+from .conv import Padding, configure, conv_parameters, convolved, dilated
 
 
 class ConvTranspose(Module):
@@ -94,8 +94,8 @@ class ConvTranspose(Module):
             [`equinox_like.nn.Conv`][] takes. With `"SAME"` and `"SAME_LOWER"` an axis of
             size `n` becomes one of size `stride * n - output_padding`.
         - `output_padding`: how much to add to the end of the output: an int, or one for
-            each spatial axis, less than the stride. (With a stride, inputs of several
-            sizes have the same output size.) With `"SAME"` it is removed.
+            each spatial axis, less than the stride or the dilation. (With a stride, inputs
+            of several sizes have the same output size.) With `"SAME"` it is removed.
         - `groups`: the number of groups into which the input and output channels are
             divided. Each group has its own convolution. With several groups on a mesh of
             several axes, split the batch over all axes: XLA computes a wrong gradient of
@@ -146,8 +146,9 @@ class ConvTranspose(Module):
 
         **Raises:**
 
-        [`equinox_like.ShapeError`][] if `x` has another rank or number of channels.
-        `TypeError` if it has another dtype.
+        [`equinox_like.ShapeError`][] if `x` has another rank or number of channels, if a
+        spatial axis is empty, or if the padding leaves nothing of the output. `TypeError`
+        if it has another dtype.
         """
         ones = (1,) * self.num_spatial_dims
         return convolved(self, x, _padded, out_sharding, ones, self.stride)
@@ -183,8 +184,8 @@ class _ConvTransposeNd(ConvTranspose):
             axis. Both must be multiples of `groups`.
         - `kernel_size`, `stride`, `dilation`: each an int, or one for each spatial axis.
         - `output_padding`: how much to add to the end of the output: an int, or one for
-            each spatial axis, less than the stride. (With a stride, inputs of several
-            sizes have the same output size.) With `"SAME"` it is removed.
+            each spatial axis, less than the stride or the dilation. (With a stride, inputs
+            of several sizes have the same output size.) With `"SAME"` it is removed.
         - `padding`: the padding of the convolution, in any form that
             [`equinox_like.nn.Conv`][] takes. With `"SAME"` and `"SAME_LOWER"` an axis of
             size `n` becomes one of size `stride * n - output_padding`.
@@ -286,12 +287,13 @@ class ConvTranspose3d(_ConvTransposeNd, init=False):
 
 
 def _check_output_padding(conv: ConvTranspose) -> None:
-    for added, stride in zip(conv.output_padding, conv.stride, strict=True):
-        if added >= stride:
-            raise ValueError(
-                f"{type(conv).__name__} takes an `output_padding` less than the stride; "
-                f"got {conv.output_padding} for the stride {conv.stride}."
-            )
+    axes = zip(conv.output_padding, conv.stride, conv.dilation, strict=True)
+    if any(added >= max(stride, dilation) for added, stride, dilation in axes):
+        raise ValueError(
+            f"{type(conv).__name__} takes an `output_padding` less than the stride or the "
+            f"dilation; got {conv.output_padding} for the stride {conv.stride} and the "
+            f"dilation {conv.dilation}."
+        )
 
 
 def _check_padding_mode(conv: ConvTranspose) -> None:
@@ -308,7 +310,7 @@ def _check_padding_mode(conv: ConvTranspose) -> None:
 
 def _padded(conv: ConvTranspose, x: Array, kernel: Sequence[int]) -> tuple[Array, Any]:
     padding = _added(conv, kernel)
-    if conv.padding_mode == "CIRCULAR":
+    if conv.padding_mode == "CIRCULAR" and 0 not in x.shape:
         axes = list(zip(padding, conv.stride, strict=True))
         wrapped = [(low // s, high // s) for (low, high), s in axes]
         x = jnp.pad(x, [(0, 0), *wrapped], "wrap")
@@ -318,7 +320,7 @@ def _padded(conv: ConvTranspose, x: Array, kernel: Sequence[int]) -> tuple[Array
 
 def _added(conv: ConvTranspose, kernel: Sequence[int]) -> list[tuple[int, int]]:
     """The padding of each axis of the input, after it is dilated by the stride."""
-    reach = [d * (k - 1) for k, d in zip(kernel, conv.dilation, strict=True)]
+    reach = [window - 1 for window in dilated(conv, kernel)]
     if isinstance(conv.padding, str):
         axes = zip(reach, conv.stride, conv.output_padding, strict=True)
         undone = [_undone_by_word(conv.padding, *axis) for axis in axes]

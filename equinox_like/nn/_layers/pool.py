@@ -18,7 +18,7 @@ from .._base.arguments import (
     check_length,
     per_axis,
 )
-from .._base.inputs import check_input, jax_array
+from .._base.inputs import check_input, check_windows, jax_array
 from .._base.precision import accumulation_dtype
 
 _Padding = int | Sequence[int] | Sequence[tuple[int, int]]
@@ -104,14 +104,13 @@ class Pool(Module):
 
         **Returns:**
 
-        An array of shape `(channels, new_size_1, ..., new_size_n)`. A new size is 0 where
-        the kernel does not fit into the padded input.
+        An array of shape `(channels, new_size_1, ..., new_size_n)`.
 
         **Raises:**
 
-        [`equinox_like.ShapeError`][] if `x` has another rank, or if `kernel_size` or
-        `stride` has another length. `RuntimeError` if the padding is larger than the
-        kernel.
+        [`equinox_like.ShapeError`][] if `x` has another rank, if a spatial axis is empty or
+        the kernel does not fit into the padded input, or if `kernel_size` or `stride` has
+        another length. `RuntimeError` if the padding is larger than the kernel.
         """
         n = self.num_spatial_dims
         check_length(self, "kernel_size", self.kernel_size, n)
@@ -119,13 +118,15 @@ class Pool(Module):
         check_input(self, x, (None,) * (n + 1))
         _check_padding(self)
         x = jax_array(x)
+        sizes, padding = x.shape[1:], _resolved_padding(self, x.shape[1:])
+        check_windows(self, x.shape, sizes, padding, self.kernel_size)
         return jax.lax.reduce_window(
             x,
             _as_dtype(self.init, x.dtype),
             self.operation,
             window_dimensions=(1, *self.kernel_size),
             window_strides=(1, *self.stride),
-            padding=((0, 0), *_resolved_padding(self, x.shape[1:])),
+            padding=((0, 0), *padding),
         )
 
 

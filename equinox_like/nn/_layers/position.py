@@ -126,10 +126,8 @@ class RotaryPositionalEmbedding(Module):
             first, second = jnp.split(x, 2, axis=-1)
         try:
             rotated = first * cos - second * sin, second * cos + first * sin
-        except ValueError as error:
-            if jnp.result_type(x) == self.dtype:
-                raise
-            raise ValueError(
+        except jax.dtypes.TypePromotionError as error:
+            raise type(error)(
                 f"RotaryPositionalEmbedding has cosines of dtype {self.dtype}, but was "
                 f"given an array of dtype {x.dtype}, with `jax_numpy_dtype_promotion` "
                 f"set to 'strict'. Build it with `dtype={x.dtype}`, or call it under "
