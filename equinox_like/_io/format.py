@@ -16,8 +16,8 @@ from typing import Any, Final
 import numpy as np
 
 from .checksums import checksum, checksum_and_pieces, has_pieces
-from .files import content_of, opened
-from .npy import MAGIC, are_bools
+from .files import content_of, foreign, is_path, opened
+from .npy import are_bools
 from .tensors import Tensor, decode_tensor
 
 METADATA: Final = "__metadata__"
@@ -98,7 +98,7 @@ class File:
         is_named = isinstance(name, str)
         self.path = name if is_named else f"the {type(path_or_file).__name__}"
         with opened(path_or_file) as file:
-            _require_sound(self.path, file)
+            _require_sound(self.path, file, not is_path(path_or_file))
             (size,) = struct.unpack("<Q", file.read(8))
             header = json.loads(file.read(size))
             content = content_of(file)
@@ -176,7 +176,7 @@ def _is_table_of_texts(kinds: Any) -> bool:
     )
 
 
-def _require_sound(path: str, file: Any) -> None:
+def _require_sound(path: str, file: Any, is_open: bool) -> None:
     try:
         import safetensors
     except ImportError:
@@ -188,19 +188,17 @@ def _require_sound(path: str, file: Any) -> None:
         with safetensors.safe_open(file.name, framework="numpy"):
             pass
     except safetensors.SafetensorError as error:
-        start = file.read(8)
-        fix = _other_size(start, file)
-        if not start:
-            fix = (
-                " Nothing is left to read: an open file may need `file.seek(0)` first."
-            )
-        elif start.startswith(MAGIC):
-            fix = " `tree_deserialise_leaves` loads files of `.npy` records."
-        elif start.startswith(b"PK"):  # a zip archive
-            fix = (
-                " If PyTorch saved it, give what `torch.load` returns to "
-                "`load_state_dict`."
-            )
+        start = file.read(1 << 16)
+        if text := foreign(start):
+            raise RuntimeError(
+                f"{path} is not a safetensors file. It {text}."
+            ) from error
+        if start:
+            fix = _other_size(start[:8], file)
+        elif is_open:
+            fix = " Nothing is left to read: the file may need `file.seek(0)` first."
+        else:
+            fix = " It is empty."
         raise RuntimeError(
             f"{path} is not a safetensors file, or is damaged: {error}.{fix}"
         ) from error
@@ -210,6 +208,7 @@ def _other_size(start: bytes, file: Any) -> str:
     """What to do if the file is shorter or longer than its header says, else nothing."""
     size = os.fstat(file.fileno()).st_size - 8
     length = int.from_bytes(start, "little")
+    file.seek(8)
     try:
         entries = json.loads(file.read(min(length, _MAX_HEADER)))
         entries.pop(METADATA, None)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from .files import read_some, read_up_to, whole, write_all
+from .files import foreign, read_some, read_up_to, whole, write_all
 
 MAGIC: Final = b"\x93NUMPY"
 # NumPy's own limit: parsing a longer text from an untrusted file may crash Python.
@@ -87,10 +87,14 @@ def read_header(file: Any) -> Header:
         raise EOFError("the file ends here")
     if not start.startswith(MAGIC[: len(start)]):
         # A safetensors file starts with the length of its header, in 8 bytes.
-        is_length = 0 < int.from_bytes(start, "little") < 1 << 32
+        is_length = start[4:] == bytes(4) != start[:4]
+        known = (
+            "is in the format safetensors, which `load` reads" if is_length else None
+        )
+        fix = foreign(start) or known
         raise ValueError(
             f"expected the start of a `.npy` record, found {start!r}"
-            + ". `load` reads safetensors files" * is_length
+            + (f". The file {fix}" if fix else "")
         )
     if len(start) < len(MAGIC) + 2:
         raise _cut()
