@@ -70,13 +70,25 @@ BEFORE_STATE: Final = (
 )
 
 
-def hint_of_state(unmatched: Iterable[str]) -> str:
-    """A sentence on `make_with_state`, which deletes the initial values of a model, if
-    these are among the names that a file or a tree has, and the other one lacks."""
-    found = [name for name in unmatched if re.search(r"\.init($|[.\[])", name)]
-    if not found:
+# A leaf that is an item of a list, or of a dictionary by numbers, or below such an item
+# without attributes: not the weight of a layer.
+_ITEM: Final = re.compile(r"(.*)\[[^][]*\d[^][]*\](\[[^][]*\])*")
+
+
+def hint_of_names(absent: Sequence[str], extra: Sequence[str]) -> str:
+    """A sentence on the initial values of a State, which `make_with_state` deletes, or on
+    a list that has grown, if these are among the names that one side lacks."""
+    names = (*extra, *absent)
+    found = [name for name in names if re.search(r"\.init($|[.\[])", name)]
+    if found:
+        return f"If `{found[0]}` is the initial value of a StateIndex: {BEFORE_STATE}."
+    items = [m[1] or "like" for m in map(_ITEM.fullmatch, names) if m]
+    if not items or (absent and extra):
         return ""
-    return f"If `{found[0]}` is the initial value of a StateIndex: {BEFORE_STATE}."
+    return (
+        f"If `{items[0]}` grows in training, save it as text: by `metadata=` of `save`, or "
+        "`custom_metadata=` of Orbax. To load it here, give `like` as many items."
+    )
 
 
 _SHOWN: Final = 20
@@ -140,6 +152,7 @@ class Faults:
         self.lines: list[str] = []
         self.absent: list[str] = []
         self.extra: list[str] = []
+        self.may_rename = False  # whether each side has names that the other lacks
         self.moved: Moved | None = None
 
     def compare(
@@ -171,6 +184,7 @@ class Faults:
                 self.absent.append(leaf.name + other)
         names = [leaf.name for leaf in wanted]
         known = set(names)
+        self.may_rename = not (known <= set(saved) or known >= set(saved))
         if strict:
             self.extra = sorted(name for name in saved if name not in known)
         elif names and saved and known.isdisjoint(saved):
@@ -194,12 +208,14 @@ class Faults:
             code = f"`rename=lambda name: {rename}{rest}`"
             fix = f"The names differ by {old + new!r}: pass {code}."
             return by_container(self.moved, f"eqx.load(path, {{}}{rest})", "") or fix
-        rename = f"Pass `rename` if they have other names in {self.holder}."
+        rename = f"Pass `rename` if they have other names in {self.holder}. "
+        rename *= self.may_rename
         if not strict:
-            return rename
+            return rename.strip()
+        kept = f"missing leaves are taken from `{self.target}`" * bool(self.absent)
+        left = f"leaves that are only in {self.holder} are ignored" * bool(self.extra)
         return (
-            f"{rename} With `strict=False`, missing leaves are taken from "
-            f"`{self.target}`, and leaves that are only in {self.holder} are ignored."
+            f"{rename}With `strict=False`, {', and '.join(filter(None, [kept, left]))}."
         )
 
     def raise_any(self, fix: str = "") -> None:
@@ -213,7 +229,7 @@ class Faults:
             lines.append(f"only in {self.holder}: {listed(self.extra, _SHOWN)}")
         if fix and (self.absent or self.extra):
             lines.append(fix)
-        if hint := hint_of_state([*self.extra, *self.absent]):
+        if hint := hint_of_names(self.absent, self.extra):
             lines.append(hint)
         if any("is float64[" in x and "but float32[" in x for x in lines):
             lines.append("To convert float64, NumPy's default: `x.astype('float32')`.")

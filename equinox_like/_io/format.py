@@ -193,12 +193,12 @@ def _require_sound(path: str, file: Any, is_open: bool) -> None:
             raise RuntimeError(
                 f"{path} is not a safetensors file. It {text}."
             ) from error
-        if start:
-            fix = _other_size(start[:8], file)
-        elif is_open:
-            fix = " Nothing is left to read: the file may need `file.seek(0)` first."
-        else:
-            fix = " It is empty."
+        fix = _other_size(start[:8], file)
+        if not start:
+            seek = (
+                "Nothing is left to read: an open file may need `file.seek(0)` first."
+            )
+            fix = f" {seek if is_open else 'It is empty.'}"
         raise RuntimeError(
             f"{path} is not a safetensors file, or is damaged: {error}.{fix}"
         ) from error

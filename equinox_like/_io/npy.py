@@ -88,14 +88,10 @@ def read_header(file: Any) -> Header:
     if not start.startswith(MAGIC[: len(start)]):
         # A safetensors file starts with the length of its header, in 8 bytes.
         is_length = start[4:] == bytes(4) != start[:4]
-        known = (
-            "is in the format safetensors, which `load` reads" if is_length else None
-        )
-        fix = foreign(start) or known
-        raise ValueError(
-            f"expected the start of a `.npy` record, found {start!r}"
-            + (f". The file {fix}" if fix else "")
-        )
+        fix = ". `load` reads safetensors files" * is_length
+        if text := foreign(start):
+            fix = f". The file {text}"
+        raise ValueError(f"expected the start of a `.npy` record, found {start!r}{fix}")
     if len(start) < len(MAGIC) + 2:
         raise _cut()
     version = start[-2]
