@@ -83,12 +83,12 @@ def hint_of_names(absent: Sequence[str], extra: Sequence[str]) -> str:
     if found:
         return f"If `{found[0]}` is the initial value of a StateIndex: {BEFORE_STATE}."
     items = [m[1] or "like" for m in map(_ITEM.fullmatch, names) if m]
-    if not items or (absent and extra):
-        return ""
-    return (
-        f"If `{items[0]}` grows in training, save it as text: by `metadata=` of `save`, or "
+    hints = (
+        f"If `{name}` grows in training, save it as text: by `metadata=` of `save`, or "
         "`custom_metadata=` of Orbax. To load it here, give `like` as many items."
+        for name in items
     )
+    return "" if absent and extra else next(hints, "")
 
 
 _SHOWN: Final = 20
@@ -152,7 +152,6 @@ class Faults:
         self.lines: list[str] = []
         self.absent: list[str] = []
         self.extra: list[str] = []
-        self.may_rename = False  # whether each side has names that the other lacks
         self.moved: Moved | None = None
 
     def compare(
@@ -184,7 +183,6 @@ class Faults:
                 self.absent.append(leaf.name + other)
         names = [leaf.name for leaf in wanted]
         known = set(names)
-        self.may_rename = not (known <= set(saved) or known >= set(saved))
         if strict:
             self.extra = sorted(name for name in saved if name not in known)
         elif names and saved and known.isdisjoint(saved):
@@ -209,13 +207,11 @@ class Faults:
             fix = f"The names differ by {old + new!r}: pass {code}."
             return by_container(self.moved, f"eqx.load(path, {{}}{rest})", "") or fix
         rename = f"Pass `rename` if they have other names in {self.holder}. "
-        rename *= self.may_rename
         if not strict:
             return rename.strip()
-        kept = f"missing leaves are taken from `{self.target}`" * bool(self.absent)
-        left = f"leaves that are only in {self.holder} are ignored" * bool(self.extra)
-        return (
-            f"{rename}With `strict=False`, {', and '.join(filter(None, [kept, left]))}."
+        return rename * bool(self.absent and self.extra) + (
+            f"With `strict=False`, missing leaves are taken from `{self.target}`, and "
+            f"leaves that are only in {self.holder} are ignored."
         )
 
     def raise_any(self, fix: str = "") -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from .checksums import checksum, checksum_and_pieces, has_pieces
-from .files import content_of, foreign, is_path, opened
+from .files import content_of, foreign, opened
 from .npy import are_bools
 from .tensors import Tensor, decode_tensor
 
@@ -98,7 +98,7 @@ class File:
         is_named = isinstance(name, str)
         self.path = name if is_named else f"the {type(path_or_file).__name__}"
         with opened(path_or_file) as file:
-            _require_sound(self.path, file, not is_path(path_or_file))
+            _require_sound(self.path, file)
             (size,) = struct.unpack("<Q", file.read(8))
             header = json.loads(file.read(size))
             content = content_of(file)
@@ -176,7 +176,7 @@ def _is_table_of_texts(kinds: Any) -> bool:
     )
 
 
-def _require_sound(path: str, file: Any, is_open: bool) -> None:
+def _require_sound(path: str, file: Any) -> None:
     try:
         import safetensors
     except ImportError:
@@ -190,18 +190,12 @@ def _require_sound(path: str, file: Any, is_open: bool) -> None:
     except safetensors.SafetensorError as error:
         start = file.read(1 << 16)
         if text := foreign(start):
-            raise RuntimeError(
-                f"{path} is not a safetensors file. It {text}."
-            ) from error
-        fix = _other_size(start[:8], file)
-        if not start:
-            seek = (
-                "Nothing is left to read: an open file may need `file.seek(0)` first."
-            )
-            fix = f" {seek if is_open else 'It is empty.'}"
-        raise RuntimeError(
-            f"{path} is not a safetensors file, or is damaged: {error}.{fix}"
-        ) from error
+            problem = f". It {text}."
+        else:
+            problem = f", or is damaged: {error}.{_other_size(start[:8], file)}"
+        if not start and file.name != path:  # not opened here, by its path
+            problem += " An open file may need `file.seek(0)` first."
+        raise RuntimeError(f"{path} is not a safetensors file{problem}") from error
 
 
 def _other_size(start: bytes, file: Any) -> str:

@@ -117,14 +117,13 @@ def _why_unsavable(leaf: Any) -> str | None:
         return "is traced, and has no values: save outside of `jit`"
     if is_deleted(leaf):
         return "was donated or deleted"
-    if jax.process_count() > 1 and isinstance(leaf, jax.Array) and leaf.size:
+    may_be_local = isinstance(leaf, jax.Array) and leaf.size and jax.process_count() > 1
+    if may_be_local and len({x.process_index for x in leaf.devices()}) == 1:
         # Orbax would find it while it writes, and in that process only.
-        if len({device.process_index for device in leaf.devices()}) == 1:
-            return (
-                "is on the devices of one process. Put it on those of all, by "
-                "`filter_shard(tree, NamedSharding(mesh, PartitionSpec()))`. Of a NumPy "
-                "array and a Python number, that of process 0 is saved"
-            )
+        return (
+            "is on the devices of one process. Put it on those of all, by "
+            "`filter_shard(tree, NamedSharding(mesh, PartitionSpec()))`"
+        )
     if not is_typed_key(leaf) and not _is_storable(np.dtype(leaf.dtype).name):
         return "is of a dtype that Orbax does not store: save it as another one"
     return None

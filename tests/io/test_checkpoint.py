@@ -485,17 +485,14 @@ class TestErrors:
 
     def test_options_that_help_are_named_if_names_differ(self, tmp_path):
         eqx.save(tmp_path / "m", {"a": 1, "b": 2})
-        missing = "missing leaves are taken from `like`"
-        left = "leaves that are only in the file are ignored"
-        both = (
-            "Pass `rename` if they have other names in the file. With `strict=False`, "
-        )
-        for like, text in (
-            ({"a": 1}, rf"\n  With `strict=False`, {left}\.$"),
-            ({"a": 1, "b": 2, "c": 3}, rf"\n  With `strict=False`, {missing}\.$"),
-            ({"a": 1, "c": 3}, rf"\n  {both}{missing}, and {left}\.$"),
+        rename = "Pass `rename` if they have other names in the file. "
+        strict = r"With `strict=False`, .* ignored\.$"
+        for like, fix in (
+            ({"a": 1}, ""),  # no leaf may have another name
+            ({"a": 1, "b": 2, "c": 3}, ""),
+            ({"a": 1, "c": 3}, rename),
         ):
-            with pytest.raises(eqx.LeafError, match=text):
+            with pytest.raises(eqx.LeafError, match=rf"\n  {fix}{strict}"):
                 eqx.load(tmp_path / "m", like)
         with pytest.raises(eqx.LeafError, match=r"other names in the file\.$"):
             eqx.load(tmp_path / "m", {"c": 1}, strict=False)
