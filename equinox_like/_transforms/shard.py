@@ -410,20 +410,19 @@ def _refuse_differing(mesh: Mesh, named: dict[str, Any]) -> None:
         < jax.process_count()
     ):
         return
-    texts: dict[str, Any] = {}
+    texts: dict[str, str] = {}
     for name, tree in named.items():
-        texts |= describe(name, tree)
+        texts |= {k: v for k, v in describe(name, tree).items() if isinstance(v, str)}
         for path, x in jtu.tree_leaves_with_path(tree):
             if is_array(x) and getattr(x, "is_fully_addressable", True):
                 _refuse_deleted("make_sharded", path_str(path, name), x)
                 texts[path_str(path, name)] = describe_array(x) + content_sums([x])[0]
-    known = {place: text for place, text in texts.items() if isinstance(text, str)}
-    sums = np.array([crc32(repr(item).encode()) for item in known.items()], "uint32")
+    sums = np.array([crc32(repr(item).encode()) for item in texts.items()], "uint32")
     size = process_allgather(sums.size).max()
     found = process_allgather(np.pad(sums, (0, size - sums.size)))
     differs = (found != found[0]).any(axis=0)
     if differs.any():
-        place = [*known][min(differs.argmax(), sums.size - 1)]
+        place = [*texts][min(differs.argmax(), sums.size - 1)]
         raise _differs(f"`{place}`")
 
 
