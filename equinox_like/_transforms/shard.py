@@ -405,10 +405,7 @@ def _refuse_differing(mesh: Mesh, named: dict[str, Any]) -> None:
     static values that have a text, and of the arrays of this process. As JAX does for
     `jax.device_put`, a mesh of some processes is passed over: each may have its own.
     """
-    if (
-        len({device.process_index for device in mesh.devices.flat})
-        < jax.process_count()
-    ):
+    if len({x.process_index for x in mesh.devices.flat}) < jax.process_count():
         return
     texts: dict[str, str] = {}
     for name, tree in named.items():
