@@ -87,8 +87,7 @@ def read_header(file: Any) -> Header:
         raise EOFError("the file ends here")
     if not start.startswith(MAGIC[: len(start)]):
         # A safetensors file starts with the length of its header, in 8 bytes.
-        is_length = start[4:] == bytes(4) != start[:4]
-        fix = ". `load` reads safetensors files" * is_length
+        fix = ". `load` reads safetensors files" * (start[4:] == bytes(4) != start[:4])
         if text := foreign(start):
             fix = f". The file {text}"
         raise ValueError(f"expected the start of a `.npy` record, found {start!r}{fix}")
