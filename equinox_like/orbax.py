@@ -116,8 +116,9 @@ class Save(_ocp.args.CheckpointArgs):
 
     `LeafError`, a `RuntimeError` with attribute `path`, before anything is written, if
     an array is traced or was deleted, is a `jax.ShapeDtypeStruct`, a `jax.Ref` or a masked
-    array, or is of a dtype or has a path that Orbax does not store. `TypeError` if
-    `tree` is a class or a function in place of a tree.
+    array, is of a dtype or has a path that Orbax does not store, or, where there are
+    several processes, is on the devices of one. `TypeError` if `tree` is a class or a
+    function in place of a tree.
 
     !!! example
 

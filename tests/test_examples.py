@@ -8,6 +8,7 @@ stored outputs of the others are inspected.
 import csv
 import os
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -141,6 +142,26 @@ def test_language_model_stops_early_and_its_file_is_sampled(tmp_path):
     assert len({row["held_out_loss"] for row in rows}) == 1
     text = run("train_language_model/sample.py", tmp_path / "model", "--prompt", "If ")
     assert printed.endswith(f"It writes:\n\n{text}") and text.startswith("If ")
+
+
+def test_text_too_short_for_a_held_out_batch_is_refused_with_the_sizes(tmp_path):
+    copy = shutil.copytree((EXAMPLES / LANGUAGE_MODEL).parent, tmp_path / "copy")
+    data = (copy / "data.py").read_text()
+    own = data.replace("topics.values()", '["Some short text. " * 1000]')
+    assert own != data
+    (copy / "data.py").write_text(own)
+    small = ("--depth", 1, "--width", 16, "--heads", 2, "--out", tmp_path / "out")
+    error = run(copy / "train.py", *small, status=1)
+    assert "held-out text has 1,700 bytes, and a batch takes 16 x 129 = 2,064." in error
+    assert not list((tmp_path / "out").iterdir())  # the settings may still be changed
+
+
+def test_loss_that_is_not_finite_ends_the_run_with_a_sentence(tmp_path):
+    small = ("--tiny", "--depth", 1, "--micro-batches", 1, "--learning-rate", 1e30)
+    error = run(LANGUAGE_MODEL, *small, "--out", tmp_path, status=1)
+    assert re.search(r"\nThe held-out loss of step 10 is (nan|inf)\. Try", error)
+    assert [row["step"] for row in rows_of(tmp_path / "log.csv")] == ["10"]
+    assert not (tmp_path / "model.safetensors").exists()
 
 
 def test_page_of_the_language_model_shows_the_code_of_its_files():

@@ -287,6 +287,19 @@ def test_all_differences_are_told_at_once(manager):
         assert line in str(caught.value)
 
 
+def test_list_that_has_grown_is_answered_by_custom_metadata(manager):
+    tree = {"model": jnp.ones(2), "history": [0.5, 0.25]}
+    like = {"model": jnp.zeros(2), "history": []}
+    manager.save(1, args=orbax.Save(tree))
+    hint = r"If `\['history'\]` grows in .* `custom_metadata=` of Orbax"
+    with pytest.raises(eqx.LeafError, match=hint):
+        manager.restore(1, args=orbax.Restore(like))
+    history = tree.pop("history")
+    manager.save(2, args=orbax.Save(tree), custom_metadata={"history": history})
+    manager.wait_until_finished()
+    assert manager.metadata(2).custom_metadata == {"history": [0.5, 0.25]}
+
+
 def test_what_cannot_be_saved_is_named():
     deleted = jnp.ones(2)
     deleted.delete()

@@ -3,9 +3,10 @@
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 import equinox_like as eqx
 from equinox_like import orbax
@@ -13,6 +14,31 @@ from equinox_like import orbax
 
 def make(key):
     return eqx.nn.MLP(4, 4, 8, 1, key=key), jax.random.split(key, 4), "name", 0.5
+
+
+def check_refused(manager, tree, mesh):
+    """What is on the devices of one process is refused in all, and nothing is written."""
+    own = jax.sharding.Mesh(jax.local_devices(), ("x",))
+    first = jax.sharding.Mesh(jax.devices()[:2], ("x",))  # of process 0
+    for x in (
+        jnp.zeros((), jnp.int32),
+        jax.random.key(0),
+        jax.device_put(jnp.ones(4), NamedSharding(own, P("x"))),
+        jax.device_put(jnp.ones(4), NamedSharding(first, P())),
+    ):
+        try:
+            manager.save(2, args=orbax.Save({"model": tree, "step": x}))
+            raise AssertionError("saved an array of one process")
+        except eqx.LeafError as error:
+            assert "`['step']` (" in str(error) and "filter_shard" in str(error), error
+            assert error.path == (jax.tree_util.DictKey("step"),)
+        manager.wait_until_finished()
+    names = [path.name for path in manager.directory.iterdir()]
+    assert names == ["1"], names
+    step = eqx.filter_shard(jnp.zeros(()), NamedSharding(mesh, P()))
+    for i, x in enumerate([step, 3, np.float32(2), np.arange(2), jnp.zeros((0, 2))]):
+        manager.save(2 + i, args=orbax.Save({"model": tree, "step": x}))
+    manager.wait_until_finished()
 
 
 def main(address, count, number, folder):
@@ -28,6 +54,7 @@ def main(address, count, number, folder):
         manager.wait_until_finished()
         where = eqx.shardings(like, other, rules)
         again = manager.restore(1, args=orbax.Restore(like, where))
+        check_refused(manager, tree, mesh)
     whole = eqx.filter_jit(make)(key)
     weight = again[0].layers[0].weight
     assert weight.sharding == where[0].layers[0].weight

@@ -14,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from .._tree.arrays import without_key
+
 _PIECE = 1 << 20
 # The number of characters of a CRC-32 as text.
 _WIDTH = 8
@@ -88,6 +90,7 @@ def content_sums(arrays: Iterable[Any]) -> list[str]:
 def _sum(x: Any) -> Any:
     if not isinstance(x, jax.Array):
         return sum_on_host(x)
+    x = without_key(x)
     is_on_host = next(iter(x.devices())).platform == "cpu"
     is_on_host |= "host" in (x.sharding.memory_kind or "")
     if x.is_fully_addressable and (is_on_host or x.nbytes < _SMALL):

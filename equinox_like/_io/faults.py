@@ -70,13 +70,25 @@ BEFORE_STATE: Final = (
 )
 
 
-def hint_of_state(unmatched: Iterable[str]) -> str:
-    """A sentence on `make_with_state`, which deletes the initial values of a model, if
-    these are among the names that a file or a tree has, and the other one lacks."""
-    found = [name for name in unmatched if re.search(r"\.init($|[.\[])", name)]
-    if not found:
-        return ""
-    return f"If `{found[0]}` is the initial value of a StateIndex: {BEFORE_STATE}."
+# A leaf that is an item of a list, or of a dictionary by numbers, or below such an item
+# without attributes: not the weight of a layer.
+_ITEM: Final = re.compile(r"(.*)\[[^][]*\d[^][]*\](\[[^][]*\])*")
+
+
+def hint_of_names(absent: Sequence[str], extra: Sequence[str]) -> str:
+    """A sentence on the initial values of a State, which `make_with_state` deletes, or on
+    a list that has grown, if these are among the names that one side lacks."""
+    names = (*extra, *absent)
+    found = [name for name in names if re.search(r"\.init($|[.\[])", name)]
+    if found:
+        return f"If `{found[0]}` is the initial value of a StateIndex: {BEFORE_STATE}."
+    items = [m[1] or "like" for m in map(_ITEM.fullmatch, names) if m]
+    hints = (
+        f"If `{name}` grows in training, save it as text: by `metadata=` of `save`, or "
+        "`custom_metadata=` of Orbax. To load it here, give `like` as many items."
+        for name in items
+    )
+    return "" if absent and extra else next(hints, "")
 
 
 _SHOWN: Final = 20
@@ -194,12 +206,12 @@ class Faults:
             code = f"`rename=lambda name: {rename}{rest}`"
             fix = f"The names differ by {old + new!r}: pass {code}."
             return by_container(self.moved, f"eqx.load(path, {{}}{rest})", "") or fix
-        rename = f"Pass `rename` if they have other names in {self.holder}."
+        rename = f"Pass `rename` if they have other names in {self.holder}. "
         if not strict:
-            return rename
-        return (
-            f"{rename} With `strict=False`, missing leaves are taken from "
-            f"`{self.target}`, and leaves that are only in {self.holder} are ignored."
+            return rename.strip()
+        return rename * bool(self.absent and self.extra) + (
+            f"With `strict=False`, missing leaves are taken from `{self.target}`, and "
+            f"leaves that are only in {self.holder} are ignored."
         )
 
     def raise_any(self, fix: str = "") -> None:
@@ -213,7 +225,7 @@ class Faults:
             lines.append(f"only in {self.holder}: {listed(self.extra, _SHOWN)}")
         if fix and (self.absent or self.extra):
             lines.append(fix)
-        if hint := hint_of_state([*self.extra, *self.absent]):
+        if hint := hint_of_names(self.absent, self.extra):
             lines.append(hint)
         if any("is float64[" in x and "but float32[" in x for x in lines):
             lines.append("To convert float64, NumPy's default: `x.astype('float32')`.")

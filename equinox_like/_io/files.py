@@ -9,6 +9,7 @@ import io
 import mmap
 import os
 import pathlib
+import re
 import shutil
 import stat
 import sys
@@ -97,6 +98,29 @@ class _Whole:
     def read(self, size: int | None = -1) -> bytes:
         is_all = size is None or size < 0
         return self._file.read() if is_all else read_up_to(self._file, int(size or 0))
+
+
+# What a file is that starts so, and what to do about it. Of a stream, 8 bytes are read.
+_FOREIGN: Final = {
+    rb"$": "is empty",
+    rb"\x93NUMPY": "has `.npy` records, which `tree_deserialise_leaves` loads",
+    rb"\x1f\x8b\x08": "is compressed: pass `gzip.open(path)`",
+    rb"BZh": "is compressed: pass `bz2.open(path)`",
+    rb"\xfd7zXZ": "is compressed: pass `lzma.open(path)`",
+    rb"PK\x03\x04|\x80[\x02-\x05][^\0]": "is a zip archive or a pickle: if PyTorch saved "
+    "it, give what `torch.load` returns to `load_state_dict`",
+    rb'\s*\{.*"weight_map"': "is the index of a model in several files: read each by "
+    "`safetensors.numpy.load_file`, and give `load_state_dict` one dictionary of all",
+    rb'\s*\{\s*["}]': "is a text in JSON, without weights",
+    rb"version (https://git-lfs|$)": "is a pointer of Git LFS: `git lfs pull` gets it",
+    rb"\s*<(!DOC|!doc|html)": "is a web page, not the file",
+}
+
+
+def foreign(start: bytes) -> str | None:
+    """A predicate on a file that is of another kind than ours, by its first bytes."""
+    texts = (t for kind, t in _FOREIGN.items() if re.match(kind, start, re.DOTALL))
+    return next(texts, None)
 
 
 # Windows refuses to rename, replace or delete a file that is mapped. There `save` could

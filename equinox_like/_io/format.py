@@ -16,8 +16,8 @@ from typing import Any, Final
 import numpy as np
 
 from .checksums import checksum, checksum_and_pieces, has_pieces
-from .files import content_of, opened
-from .npy import MAGIC, are_bools
+from .files import content_of, foreign, opened
+from .npy import are_bools
 from .tensors import Tensor, decode_tensor
 
 METADATA: Final = "__metadata__"
@@ -188,28 +188,21 @@ def _require_sound(path: str, file: Any) -> None:
         with safetensors.safe_open(file.name, framework="numpy"):
             pass
     except safetensors.SafetensorError as error:
-        start = file.read(8)
-        fix = _other_size(start, file)
-        if not start:
-            fix = (
-                " Nothing is left to read: an open file may need `file.seek(0)` first."
-            )
-        elif start.startswith(MAGIC):
-            fix = " `tree_deserialise_leaves` loads files of `.npy` records."
-        elif start.startswith(b"PK"):  # a zip archive
-            fix = (
-                " If PyTorch saved it, give what `torch.load` returns to "
-                "`load_state_dict`."
-            )
-        raise RuntimeError(
-            f"{path} is not a safetensors file, or is damaged: {error}.{fix}"
-        ) from error
+        start = file.read(1 << 16)
+        if text := foreign(start):
+            problem = f". It {text}."
+        else:
+            problem = f", or is damaged: {error}.{_other_size(start[:8], file)}"
+        if not start and file.name != path:  # not opened here, by its path
+            problem += " An open file may need `file.seek(0)` first."
+        raise RuntimeError(f"{path} is not a safetensors file{problem}") from error
 
 
 def _other_size(start: bytes, file: Any) -> str:
     """What to do if the file is shorter or longer than its header says, else nothing."""
     size = os.fstat(file.fileno()).st_size - 8
     length = int.from_bytes(start, "little")
+    file.seek(8)
     try:
         entries = json.loads(file.read(min(length, _MAX_HEADER)))
         entries.pop(METADATA, None)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from .files import read_some, read_up_to, whole, write_all
+from .files import foreign, read_some, read_up_to, whole, write_all
 
 MAGIC: Final = b"\x93NUMPY"
 # NumPy's own limit: parsing a longer text from an untrusted file may crash Python.
@@ -87,11 +87,10 @@ def read_header(file: Any) -> Header:
         raise EOFError("the file ends here")
     if not start.startswith(MAGIC[: len(start)]):
         # A safetensors file starts with the length of its header, in 8 bytes.
-        is_length = 0 < int.from_bytes(start, "little") < 1 << 32
-        raise ValueError(
-            f"expected the start of a `.npy` record, found {start!r}"
-            + ". `load` reads safetensors files" * is_length
-        )
+        fix = ". `load` reads safetensors files" * (start[4:] == bytes(4) != start[:4])
+        if text := foreign(start):
+            fix = f". The file {text}"
+        raise ValueError(f"expected the start of a `.npy` record, found {start!r}{fix}")
     if len(start) < len(MAGIC) + 2:
         raise _cut()
     version = start[-2]

@@ -117,6 +117,13 @@ def _why_unsavable(leaf: Any) -> str | None:
         return "is traced, and has no values: save outside of `jit`"
     if is_deleted(leaf):
         return "was donated or deleted"
+    may_be_local = isinstance(leaf, jax.Array) and leaf.size and jax.process_count() > 1
+    if may_be_local and len({x.process_index for x in leaf.devices()}) == 1:
+        # Orbax would find it while it writes, and in that process only.
+        return (
+            "is on the devices of one process. Put it on those of all, by "
+            "`filter_shard(tree, NamedSharding(mesh, PartitionSpec()))`"
+        )
     if not is_typed_key(leaf) and not _is_storable(np.dtype(leaf.dtype).name):
         return "is of a dtype that Orbax does not store: save it as another one"
     return None

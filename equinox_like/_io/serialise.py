@@ -20,7 +20,7 @@ from .._tree.match import flatten_up_to
 from .._tree.nodes import describe_node, listed, path_str, plain_path
 from .._tree.require import refuse_class
 from .._typing import FilePath, Readable, Writable
-from .faults import OTHER_SUM, Path, by_container, error_at, hint_of_state, other_prefix
+from .faults import OTHER_SUM, Path, by_container, error_at, hint_of_names, other_prefix
 from .files import content_of, is_file, opened, replacing, whole, with_suffix
 from .npy import bytes_remaining
 from .placement import HOMELESS, is_homeless, is_spread
@@ -325,5 +325,5 @@ def _differences(items: list[Any], saved: list[str]) -> str:
     fix = by_container(moved, "eqx.tree_deserialise_leaves(path, {})")
     return (
         f"Only in the file: {listed(only_saved, _SHOWN)}; only in `like`: "
-        f"{listed(only_like, _SHOWN)}. {fix}{hint_of_state([*only_saved, *only_like])}"
+        f"{listed(only_like, _SHOWN)}. {fix}{hint_of_names(only_like, only_saved)}"
     ).strip()

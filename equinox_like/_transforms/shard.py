@@ -2,29 +2,35 @@
 `shardings` says where by rules, and `make_sharded` builds a tree directly in its shards.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
+from zlib import crc32
 
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from .._compat.scheduler import least_memory
 from .._compat.tracing import at_top_level
 from .._core.base import frames_hidden, jit_is_disabled, require_callable
 from .._core.deletion import delete_array
+from .._core.describe import describe
 from .._core.sharding import constrain, is_sharding, refuse_misfit, require_mesh
-from .._errors import DonationError, did_you_mean
+from .._errors import DonationError
+from .._io.checksums import content_sums
 from .._jit import filter_jit
 from .._tree.arrays import buffer_pointers, describe_array, is_concrete, is_deleted
 from .._tree.copy import copy_array
-from .._tree.deleted import fate_of
+from .._tree.deleted import fate_of, named_arguments
 from .._tree.filters import is_array, is_array_or_struct
-from .._tree.glob import matches
+from .._tree.glob import matches, near_paths
 from .._tree.match import spread
 from .._tree.nodes import leaf_paths, listed, path_str, plain_path
+from .._warn import warn
 from .follow import FOLLOW, following, owner_of, owners_of
 from .trace import filter_eval_shape
 
@@ -184,25 +190,26 @@ def _placed(option: str, name: str, tree: Any, specs: Any, place: Any) -> Any:
     def place_at(path: Any, x: Any, spec: Any) -> Any:
         try:
             return place(path_str(path, name), x, spec)
-        except TypeError as error:  # a dtype that JAX does not have, such as text
-            raise TypeError(
-                f"`{path_str(path, name)}` ({describe_array(x)}) cannot be placed on a "
-                f"device: {error}"
-            ) from error
-        except AssertionError as error:  # from JAX, which compares the values
+        except (TypeError, AssertionError) as e:
+            at = f"`{path_str(path, name)}` ({describe_array(x)})"
+            if isinstance(e, TypeError):  # a dtype that JAX does not have, such as text
+                raise TypeError(f"{at} cannot be placed on a device: {e}") from e
             if jax.process_count() == 1:
                 raise
-            raise ValueError(
-                f"`{path_str(path, name)}` ({describe_array(x)}) is not the same in all "
-                "processes. Make a model from the same key in each. If each process has "
-                "rows of its own, call `jax.make_array_from_process_local_data`."
-            ) from error
+            raise _differs(at) from e  # JAX compares the values
 
     return treedef.unflatten(
         [
             place_at(path, x, spec) if is_array(x) else x
             for (path, x), spec in zip(leaves, chosen, strict=True)
         ]
+    )
+
+
+def _differs(at: str) -> ValueError:
+    return ValueError(
+        f"{at} is not the same in all processes. Make a model from the same key in each. "
+        "If each has rows of its own, call `jax.make_array_from_process_local_data`."
     )
 
 
@@ -269,6 +276,8 @@ def shardings(
     pattern without `*` matches no leaf, a rule follows `"**"`, or shapes do not tell how
     an array follows its parameter. `TypeError` if a rule is not such a pair, or `mesh` is
     not a mesh.
+
+    A pattern with `*` that matches no leaf is a `UserWarning`.
 
     !!! example
 
@@ -346,7 +355,8 @@ def make_sharded(
 
     **Raises:**
 
-    As [`equinox_like.shardings`][], before anything is computed.
+    As [`equinox_like.shardings`][], before anything is computed. `ValueError` in all
+    processes, naming the argument, if they pass different ones: keys, for example.
 
     !!! example
 
@@ -369,6 +379,12 @@ def make_sharded(
     """
     require_callable(make, "make_sharded", "make")
     require_mesh(mesh, "make_sharded")
+    rules = list(rules)  # a generator can be read only once
+    if at_top_level() and jax.process_count() > 1:
+        named = {"rules": repr(rules), "make": make}
+        if inspect.isfunction(make):
+            named |= inspect.getclosurevars(make).nonlocals
+        _refuse_differing(mesh, named | dict(named_arguments(make, args, kwargs)))
     shapes = filter_eval_shape(make, *args, **kwargs)
     out_shardings = shardings(shapes, mesh, rules, follow=follow)
     if not at_top_level() or jit_is_disabled():
@@ -382,12 +398,35 @@ def make_sharded(
     return jitted(*args, **kwargs)
 
 
+def _refuse_differing(mesh: Mesh, named: dict[str, Any]) -> None:
+    """Raises `ValueError` in all processes if these trees differ between processes.
+
+    No process sees those of another, so checksums are gathered: of the structure, of
+    static values that have a text, and of the arrays of this process. As JAX does for
+    `jax.device_put`, a mesh of some processes is passed over: each may have its own.
+    """
+    if len({x.process_index for x in mesh.devices.flat}) < jax.process_count():
+        return
+    texts: dict[str, str] = {}
+    for name, tree in named.items():
+        texts |= {k: v for k, v in describe(name, tree).items() if isinstance(v, str)}
+        for path, x in jtu.tree_leaves_with_path(tree):
+            if is_array(x) and getattr(x, "is_fully_addressable", True):
+                _refuse_deleted("make_sharded", path_str(path, name), x)
+                texts[path_str(path, name)] = describe_array(x) + content_sums([x])[0]
+    sums = np.array([crc32(repr(item).encode()) for item in texts.items()], "uint32")
+    size = process_allgather(sums.size).max()
+    found = process_allgather(np.pad(sums, (0, size - sums.size)))
+    differs = (found != found[0]).any(axis=0)
+    if differs.any():
+        place = [*texts][min(differs.argmax(), sums.size - 1)]
+        raise _differs(f"`{place}`")
+
+
 def _check_rules(rules: list[Any], tree: Any, others: list[str]) -> None:
     for rule in rules:
-        if not isinstance(rule, tuple | list) or list(map(type, rule)) != [
-            str,
-            PartitionSpec,
-        ]:
+        kinds = list(map(type, rule)) if isinstance(rule, tuple | list) else None
+        if kinds != [str, PartitionSpec]:
             raise TypeError(
                 "Each rule must be a pair of a pattern and a `jax.sharding.PartitionSpec`, "
                 f"such as `('**.weight', PartitionSpec('model'))`; got {rule!r}."
@@ -398,13 +437,15 @@ def _check_rules(rules: list[Any], tree: Any, others: list[str]) -> None:
             f"The rule for {patterns[patterns.index('**') + 1]!r} is never used: '**' "
             "before it matches every array. Put '**' last."
         )
-    # A pattern with `*` may be one of several for many models. One without it names a
-    # leaf, which may be `None`, as the bias of a layer is.
-    exact = {pattern.removeprefix(".") for pattern in patterns if "*" not in pattern}
-    if exact:
-        there = [*leaf_paths(tree), *others]
-        for pattern in sorted(exact.difference(there)):
-            raise ValueError(
+    # It may match no more than a leaf that is `None`, as the bias of a layer is.
+    there = [*leaf_paths(tree), *others]
+    for pattern in patterns:
+        if pattern != "**" and not any(matches(pattern, path) for path in there):
+            text = (
                 f"The rule for {pattern!r} matches no leaf. The leaves are "
-                f"{listed(there, 5)}.{did_you_mean(pattern, there)}"
+                f"{listed(there, 5)}.{near_paths([pattern], there)}"
             )
+            if "*" not in pattern:
+                raise ValueError(text)
+            if there:
+                warn(text)  # and no more: it may be one of several for many models

@@ -47,4 +47,10 @@ def held_out_batches(tokens: np.ndarray, config: Config) -> np.ndarray:
     """The text cut into windows, of shape `(batches, batch_size, context + 1)`."""
     shape = config.batch_size, config.context + 1
     number = len(tokens) // math.prod(shape)  # what does not fill a batch is left out
+    if number == 0:
+        raise ValueError(
+            f"The held-out text has {len(tokens):,} bytes, and a batch takes {shape[0]} x "
+            f"{shape[1]} = {math.prod(shape):,}. Use ten times as much text, or a smaller "
+            "`batch_size` or `context`."
+        )
     return tokens[: number * math.prod(shape)].reshape(number, *shape)

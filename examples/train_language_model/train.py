@@ -39,6 +39,7 @@ def train(config: Config, out: Path, stop_at: int | None) -> bool:
     """Whether training has come to its end, and was not stopped before."""
     tokens, held_out = load_data()
     held_out = held_out_batches(held_out, config)
+    check_settings(out / "config.json", config)
     options = ocp.CheckpointManagerOptions(max_to_keep=2)
     with ocp.CheckpointManager(out / "checkpoints", options=options) as manager:
         state, best = start(manager, config)
@@ -62,6 +63,11 @@ def train(config: Config, out: Path, stop_at: int | None) -> bool:
                 numbers = {"held_out_loss": loss, **mean(metrics)}
                 metrics.clear()
                 log.write(done, numbers)
+                if not math.isfinite(loss):
+                    sys.exit(
+                        f"The held-out loss of step {done} is {loss}. Try a smaller "
+                        "--learning-rate, with another --out."
+                    )
                 progress.set_postfix({name: f"{x:.3g}" for name, x in numbers.items()})
                 if loss < best["loss"]:
                     best = {"step": done, "loss": loss}
@@ -90,7 +96,6 @@ def main() -> None:
     config, options = parse_args()
     out = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    check_settings(out / "config.json", config)
     if train(config, out, options.stop_at):
         print(f"The model is in {options.out / 'model.safetensors'}. It writes:\n")
         print(sample(out / "model", options.prompt))

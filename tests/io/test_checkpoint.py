@@ -485,9 +485,14 @@ class TestErrors:
 
     def test_options_that_help_are_named_if_names_differ(self, tmp_path):
         eqx.save(tmp_path / "m", {"a": 1, "b": 2})
-        strict = r"Pass `rename` if .* in the file. With `strict=False`, .* ignored\.$"
-        for like in {"a": 1}, {"a": 1, "b": 2, "c": 3}:
-            with pytest.raises(eqx.LeafError, match=strict):
+        rename = "Pass `rename` if they have other names in the file. "
+        strict = r"With `strict=False`, .* ignored\.$"
+        for like, fix in (
+            ({"a": 1}, ""),  # no leaf may have another name
+            ({"a": 1, "b": 2, "c": 3}, ""),
+            ({"a": 1, "c": 3}, rename),
+        ):
+            with pytest.raises(eqx.LeafError, match=rf"\n  {fix}{strict}"):
                 eqx.load(tmp_path / "m", like)
         with pytest.raises(eqx.LeafError, match=r"other names in the file\.$"):
             eqx.load(tmp_path / "m", {"c": 1}, strict=False)
@@ -751,6 +756,56 @@ def test_item_of_a_saved_dictionary_is_answered_by_the_call(tmp_path, load, more
         {"eqx": eqx, "path": path, "like": {"model": like} | more},
     )
     assert eqx.tree_equal(loaded, {"model": model} | more)
+
+
+GROWN = {
+    "numbers": [1.0, 2.0, 3.0],
+    "arrays": [np.ones(2)] * 3,
+    "a tuple": (1, 2, 3),
+    "dictionaries": [{"loss": 0.5, "accuracy": 1.0}] * 3,
+    "by step": {10: 0.5, 20: 0.25, 30: 0.125},
+    "by name of step": {"step 10": 0.5, "step 20": 0.25, "step 30": 0.125},
+}
+
+
+@pytest.mark.parametrize("history", GROWN.values(), ids=GROWN)
+@pytest.mark.parametrize("load", [eqx.load, eqx.tree_deserialise_leaves])
+@pytest.mark.parametrize("lengths", [(3, 0), (3, 1), (1, 3), (0, 3)])
+def test_list_that_has_grown_is_answered_by_metadata(tmp_path, history, load, lengths):
+    def tree(length):
+        if isinstance(history, dict):
+            return {
+                "history": dict(list(history.items())[:length]),
+                "model": jnp.ones(2),
+            }
+        return {"history": history[:length], "model": jnp.ones(2)}
+
+    saved, like = map(tree, lengths)
+    save = eqx.save if load is eqx.load else eqx.tree_serialise_leaves
+    save(tmp_path / "m.eqx", saved)
+    with pytest.raises(RuntimeError) as error:
+        load(tmp_path / "m.eqx", like)
+    hint = (
+        "If `['history']` grows in training, save it as text: by `metadata=` of `save`"
+    )
+    assert hint in str(error.value) and "rename" not in str(error.value)
+    like = {"history": saved["history"], "model": jnp.zeros(2)}  # as many items
+    assert eqx.tree_equal(load(tmp_path / "m.eqx", like), saved)
+
+
+@pytest.mark.parametrize("load", [eqx.load, eqx.tree_deserialise_leaves])
+def test_other_difference_is_not_answered_by_metadata(tmp_path, load):
+    save = eqx.save if load is eqx.load else eqx.tree_serialise_leaves
+    slope = eqx.nn.PReLU()
+    for saved, like in (
+        (eqx.nn.Sequential([slope] * 3), eqx.nn.Sequential([slope] * 2)),
+        ({"a": 1, "b": 2}, {"a": 1}),
+        ({"old": [1, 2]}, {"new": [1, 2]}),
+    ):
+        save(tmp_path / "m.eqx", saved)
+        with pytest.raises(RuntimeError) as error:
+            load(tmp_path / "m.eqx", like)
+        assert "metadata" not in str(error.value)
 
 
 def test_tree_of_other_names_has_no_such_answer(tmp_path):

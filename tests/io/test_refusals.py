@@ -1,9 +1,14 @@
 """Whatever is saved can be loaded; what cannot is refused, and the old file stays."""
 
+import bz2
 import dataclasses
+import gzip
 import io
 import json
+import lzma
 import os
+import pickle
+import re
 import struct
 
 import hypothesis.strategies as st
@@ -255,6 +260,92 @@ def test_stream_of_save_has_nothing_behind_the_tree(tmp_path, behind, tree):
                 match=rf" {len(behind)} bytes follow the tree.* rest of .*`{{'a': a, 'b'",
             ):
                 read(source)
+
+
+# Files of another kind
+
+
+@formats
+@pytest.mark.parametrize("module", [gzip, bz2, lzma])
+def test_compressed_file_is_answered_by_what_opens_it(tmp_path, suffix, module):
+    save, load = BY_PATH[suffix]
+    tree, path = {"w": jnp.arange(3.0), "n": 3}, tmp_path / f"m{suffix}"
+    save(path, tree)
+    path.write_bytes(module.compress(path.read_bytes()))
+    with path.open("rb") as opened:
+        for source in str(path), opened:
+            with pytest.raises(RuntimeError, match="is compressed: pass `") as error:
+                load(source, tree)
+    code = str(error.value).split("pass `")[1].partition("`")[0]
+    with eval(code, {module.__name__: module, "path": path}) as file:
+        assert eqx.tree_equal(load(file, tree), tree)
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_index_of_a_model_in_several_files_says_what_reads_them(tmp_path, indent):
+    parts = {"a": {"w": np.ones(2, "f4")}, "b": {"b": np.zeros(3, "f4")}}
+    for name, part in parts.items():
+        safetensors.numpy.save_file(part, tmp_path / name)
+    table = {name: file for file, part in parts.items() for name in part}
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": table}, indent=indent))
+    like = {"w": jnp.zeros(2), "b": jnp.ones(3)}
+    text = (
+        r"index.json is not a safetensors file. It is the index of .* in several file"
+    )
+    for read in (lambda f: eqx.load(f, like), eqx.load_metadata):
+        with pytest.raises(RuntimeError, match=text) as error:
+            read(index)
+    named = re.findall(r"`([^`]+)`", str(error.value))
+    assert named == ["safetensors.numpy.load_file", "load_state_dict"]
+    found = {}
+    for name in set(table.values()):
+        found |= eval(named[0])(tmp_path / name)
+    loaded = getattr(eqx, named[1])(like, found)
+    assert loaded["w"].tolist() == [1, 1] and loaded["b"].tolist() == [0, 0, 0]
+
+
+@formats
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b'{\n  "architectures": ["GPT2"]}', "is a text in JSON"),
+        (b"version https://git-lfs.github.com/spec/v1\noid", "`git lfs pull`"),
+        (b"<!DOCTYPE html><html>", "is a web page"),
+        (pickle.dumps({"w": 1}), "is a zip archive or a pickle: .*`torch.load`"),
+        (b"PK\x03\x04" + bytes(100), "is a zip archive or a pickle: .*`torch.load`"),
+    ],
+)
+def test_file_of_another_kind_is_named(tmp_path, suffix, content, text):
+    path = tmp_path / f"m{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(RuntimeError, match=text):
+        BY_PATH[suffix][1](path, {"w": jnp.ones(2)})
+
+
+@formats
+def test_file_of_the_other_format_is_answered_by_what_loads_it(tmp_path, suffix):
+    (other,) = set(BY_PATH) - {suffix}
+    tree, path = {"w": jnp.ones(2)}, tmp_path / "m"
+    BY_PATH[other][0](f"{path}{other}", tree)
+    name = BY_PATH[other][1].__name__
+    with pytest.raises(RuntimeError, match=f"which `{name}` loads|`{name}` reads"):
+        BY_PATH[suffix][1](f"{path}{other}", tree)
+
+
+def test_empty_file_needs_no_seek_unless_it_is_open(tmp_path):
+    (tmp_path / "m").with_suffix(".safetensors").touch()
+    with pytest.raises(RuntimeError, match=r"It is empty\.$"):
+        eqx.load(tmp_path / "m", {})
+    file = io.BytesIO()
+    eqx.save(file, {})
+    with pytest.raises(
+        RuntimeError, match=r"An open file may need `file\.seek\(0\)` first\.$"
+    ):
+        eqx.load(file, {})
+
+
+# Streams that are cut or damaged
 
 
 @given(data=st.data())

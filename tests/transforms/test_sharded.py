@@ -130,6 +130,51 @@ def test_a_rule_is_a_pair_of_a_pattern_and_a_spec(mesh, rule):
         eqx.shardings(jnp.ones(2), mesh, [rule])
 
 
+class Weights(eqx.Module):
+    weight: np.ndarray = eqx.field(default_factory=lambda: np.ones((4, 2), "f4"))
+    bias: np.ndarray = eqx.field(default_factory=lambda: np.ones(4, "f4"))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "near"),
+    [
+        ("**.layers.*.weight", "`['layers'][*].weight`"),
+        ("['layer'][*].weight", "`['layers'][*].weight`"),
+        ("**.wieght", "`**.weight`"),
+        ("**.something_else", None),
+    ],
+)
+def test_rule_that_matches_nothing_is_a_warning_with_a_pattern_like_it(
+    mesh, pattern, near
+):
+    make = lambda: {"layers": [Weights()] * 3}  # noqa: E731
+    rules = [(pattern, P("model")), ("**.bias", P("data")), ("**", P())]
+    text = re.escape(f"The rule for {pattern!r} matches no leaf. The leaves are `['lay")
+    text += r".* and 1 more\." + (
+        rf" Did you mean {re.escape(near)}\?$" if near else "$"
+    )
+    with pytest.warns(UserWarning, match=text) as caught:
+        where = eqx.shardings(make(), mesh, rules)
+    assert caught[0].filename == __file__
+    assert where["layers"][0].weight.spec == P() and where["layers"][0].bias.spec == P(
+        "data"
+    )
+    with pytest.warns(UserWarning, match=text):
+        made = eqx.make_sharded(make, mesh=mesh, rules=rules)
+    assert made["layers"][2].weight.sharding.is_fully_replicated
+
+
+def test_rules_for_parameters_serve_a_state_without_arrays_or_with_follow(mesh):
+    params = {"weight": jnp.ones((4, 2))}
+    rules = [("**['weight']", P("model")), ("**", P())]
+    assert eqx.shardings(optax.sgd(0.1).init(params), mesh, rules) is not None
+    state = optax.sgd(optax.constant_schedule(0.1)).init(params)
+    with pytest.warns(UserWarning, match="matches no leaf. The leaves are `"):
+        eqx.shardings(state, mesh, rules)
+    where = eqx.shardings(state, mesh, rules, follow=params)
+    assert jax.tree.leaves(where)[0].spec == P()
+
+
 # The state of an optimiser
 
 
@@ -280,6 +325,29 @@ def test_factored_state_is_built_and_updated_in_its_shards(mesh, name):
     update = eqx.filter_jit(optimiser.update, out_shardings=(None, where))
     updated = update(params, state, params)  # as if gradients
     plain = optimiser.update(plain_params, plain_state, plain_params)
+    for x, y in zip(*map(jax.tree.leaves, (updated, plain)), strict=True):
+        np.testing.assert_allclose(*map(np.asarray, (x, y)), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("spec", [P("model"), P(None, "model"), P("data", "model")])
+def test_lbfgs_is_updated_with_automatic_axes_on_an_explicit_mesh(spec):
+    mesh = mesh_of(AxisType.Explicit)
+    optimiser = optax.lbfgs(1e-2, memory_size=3, linesearch=None)
+
+    def make():
+        params = {"weight": jnp.arange(16.0).reshape(4, 4), "scale": jnp.ones(())}
+        return params, optimiser.init(params)
+
+    options = {"mesh": mesh, "rules": [("**['weight']", spec), ("**", P())]}
+    options["follow"] = lambda out: out[0]
+    params, state = eqx.make_sharded(make, **options)
+    where = eqx.shardings((params, state), **options)
+    update = jax.sharding.auto_axes(optimiser.update, out_sharding=where)
+    with jax.set_mesh(mesh):
+        updated = eqx.filter_jit(update)(params, state, params)  # as if gradients
+    plain_params, plain_state = make()
+    plain = optimiser.update(plain_params, plain_state, plain_params)
+    assert updated[0]["weight"].sharding.is_equivalent_to(where[0]["weight"], 2)
     for x, y in zip(*map(jax.tree.leaves, (updated, plain)), strict=True):
         np.testing.assert_allclose(*map(np.asarray, (x, y)), rtol=1e-5, atol=1e-7)
 

@@ -35,6 +35,49 @@ def check_shards(tree, whole):
             np.testing.assert_array_equal(shard.data, np.asarray(y)[shard.index])
 
 
+class Maker(eqx.Module):
+    key: jax.Array
+    size: int = 4
+
+    def __call__(self):
+        return eqx.nn.Linear(self.size, self.size, key=self.key)
+
+
+def check_refused(mesh, number):
+    """What differs is named in both processes, also where it gives the same program."""
+    same, other = jax.random.key(0), jax.random.key(number)
+    raw = np.asarray(jax.random.key_data(other))
+    odd = [("**.weight", [P("model"), P()][number]), ("**", P())]
+    linear = eqx.nn.Linear
+    one = {"a": [1.0] * (1 + number), "b": jnp.ones(2)}
+    for name, make, args, kwargs in (
+        ("key", linear, (8, 8), {"key": other}),
+        ("key", linear, (8, 8), {"key": raw}),
+        ("other", lambda: linear(8, 8, key=other), (), {}),  # it closes over it
+        ("seed", lambda seed: linear(8, 8, key=jax.random.key(seed)), (number,), {}),
+        ("make.key", Maker(other), (), {}),
+        ("make.size", Maker(same, 8 + 8 * number), (), {}),
+        ("use_bias", linear, (8, 8), {"use_bias": bool(number), "key": same}),
+        ("x['a']", lambda x: {"weight": jnp.ones(8)}, (one,), {}),
+        ("x", lambda x: {"weight": jnp.ones(8)}, (np.ones(2 + number),), {}),
+        ("x", lambda x: {"weight": x}, (jnp.full(8, number - 0.0),), {}),
+        ("rules", linear, (8, 8), {"key": same, "rules": odd}),
+    ):
+        try:
+            eqx.make_sharded(make, *args, **{"mesh": mesh, "rules": RULES} | kwargs)
+            raise AssertionError(f"took another `{name}` from each process")
+        except ValueError as error:
+            text = f"`{name}` is not the same in all processes"
+            assert str(error).startswith(text), error
+    # What is not compared: NaN is itself, a lambda has no text, a mesh of one process.
+    nan = np.full(8, np.nan, np.float32)
+    take = lambda x, f: {"weight": x}  # noqa: E731
+    made = eqx.make_sharded(take, nan, lambda: number, mesh=mesh, rules=RULES)
+    assert jnp.isnan(made["weight"]).all()
+    own = jax.sharding.Mesh(jax.local_devices(), ("model",))
+    eqx.make_sharded(linear, 8, 8, key=other, mesh=own, rules=RULES)
+
+
 def main(address, count, number, folder):
     jax.distributed.initialize(address, int(count), int(number))
     mesh = jax.make_mesh((8,), ("model",))
@@ -61,6 +104,7 @@ def main(address, count, number, folder):
     check_shards(loaded, whole)
     assert loaded[1].sharding == where[1] and loaded[2] == "static"
 
+    check_refused(mesh, int(number))
     try:
         own = {"rows": np.full((8, 2), int(number))}
         eqx.filter_shard(own, NamedSharding(mesh, P("model")))
