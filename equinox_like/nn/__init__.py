@@ -25,6 +25,7 @@ from ._attention.masks import (
     combine_masks as combine_masks,
     padding_mask as padding_mask,
 )
+from ._base import stateful as _stateful
 from ._base.precision import (
     cast_to_precision as cast_to_precision,
     in_float32 as in_float32,
@@ -113,6 +114,7 @@ from ._sequence.scan_cell import scan_cell as scan_cell
 
 _publish(globals(), __name__)
 _describe_arguments(globals())
+_stateful.explain_calls(globals())
 
 inference_mode = _tree_inference
 """A copy of a model in which dropout is off and `BatchNorm` uses its running statistics.
