@@ -3,6 +3,7 @@
 import io
 import pathlib
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -479,6 +480,34 @@ def test_index_or_name_that_is_like_no_other_has_no_suggestion():
 def test_selection_that_is_empty_shows_what_was_meant():
     assert repr(eqx.select(MODEL).at("layer[*]")).endswith("Did you mean `layers[*]`?>")
     assert "mean" not in repr(eqx.select(MODEL).at("layers[*]"))
+
+
+@pytest.mark.parametrize("name", ["forward", "apply", "call"])
+def test_module_without_a_call_is_answered_by_the_name_of_its_method(name):
+    cls = type(eqx.Module)("Net", (eqx.Module,), {name: lambda self, x: x})
+    net: Any = cls()
+    assert not callable(net) and getattr(net, name)(1) == 1
+    for call in (
+        lambda: eqx.filter_jit(net),
+        lambda: eqx.filter_vmap(net),
+        lambda: eqx.filter_scan(net, 0, length=1),
+        lambda: nn.Sequential([net])(X),
+        lambda: nn.Lambda(net),
+        lambda: nn.RNN([net]),
+    ):
+        with raises(TypeError, f"Rename its method `{name}` to `__call__`."):
+            call()
+
+
+def test_other_objects_that_cannot_be_called_have_no_such_answer():
+    class Frame:
+        def apply(self):
+            pass
+
+    for fun in (Frame(), 3, MODEL.layers):
+        with pytest.raises(TypeError) as caught:
+            eqx.filter_jit(fun)  # pyright: ignore -- that is the mistake
+        assert "Rename" not in str(caught.value)
 
 
 def test_functions_may_come_from_a_generator():

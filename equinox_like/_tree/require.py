@@ -21,18 +21,27 @@ def require_callable(fun: Any, function: str, argument: str | None = None) -> No
     """Raises unless `fun` is callable: what `function` wraps, or its `argument`."""
     if callable(fun):
         return
+    fix = name_of_call(fun)
     if argument is not None:
+        given = describe_node(fun)
         raise TypeError(
-            f"`{function}` takes a function as `{argument}`; got {describe_node(fun)}."
+            f"`{function}` takes a function as `{argument}`; got {given}.{fix}"
         )
     kind = type(fun).__name__
-    fix = ""
     if isinstance(fun, classmethod | property):
         fix = f" Write `@{kind}` above `@{function}`, which wraps the function."
     raise TypeError(
         f"`{function}` wraps a function or another callable; got {fun!r} of type "
         f"{kind}.{fix}"
     )
+
+
+def name_of_call(value: Any) -> str:
+    """What to do if a pytree has the method that another library calls."""
+    for name in ("forward", "apply", "call"):
+        if callable(getattr(value, name, None)) and not jtu.all_leaves([value]):
+            return f" Rename its method `{name}` to `__call__`."
+    return ""
 
 
 def refuse_class(value: Any, argument: str) -> None:
