@@ -1,7 +1,7 @@
 """Models as pytrees in JAX: modules, filtered transformations, visible donation."""
 
 import importlib as _importlib
-from typing import TYPE_CHECKING as _TYPE_CHECKING, Any as _Any
+import typing as _t
 
 from . import _environment as _environment
 from ._core import (
@@ -70,7 +70,7 @@ from ._tree import (
 )
 from ._version import __version__ as __version__
 
-if _TYPE_CHECKING:
+if _t.TYPE_CHECKING:
     from . import debug as debug, internal as internal, nn as nn, orbax as orbax
     from ._late import *  # noqa: F403
 
@@ -79,13 +79,18 @@ _LATE_MODULES = "debug", "internal", "nn", "orbax"
 _publish(globals(), __name__)
 
 
-def __getattr__(name: str) -> _Any:
-    if name in _LATE_MODULES:
-        return _importlib.import_module(f".{name}", __name__)
-    found = _load_late().get(name)
-    if found is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return found
+# Type checkers that see this take every name for one of the module.
+if not _t.TYPE_CHECKING:
+
+    def __getattr__(name: str) -> _t.Any:
+        if name in _LATE_MODULES:
+            return _importlib.import_module(f".{name}", __name__)
+        found = _load_late().get(name)
+        if found is None:
+            raise _importlib.import_module("._elsewhere", __name__).missing(
+                __name__, name
+            )
+        return found
 
 
 def __dir__() -> list[str]:
@@ -93,7 +98,7 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_load_late(), *_LATE_MODULES} - {"orbax"})
 
 
-def _load_late() -> dict[str, _Any]:
+def _load_late() -> dict[str, _t.Any]:
     late = _importlib.import_module("._late", __name__)
     public = {k: v for k, v in vars(late).items() if not k.startswith("_")}
     _publish(public, __name__)

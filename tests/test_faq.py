@@ -182,6 +182,20 @@ def read_donated():
     return linear.weight + 1
 
 
+def import_relu():
+    from equinox_like.nn import ReLU  # noqa: F401  # pyright: ignore[reportAttributeAccessIssue] -- that is the mistake
+
+
+class Net(eqx.Module):
+    def forward(self, x):
+        return x
+
+
+def forget_state():
+    norm, _ = eqx.nn.make_with_state(eqx.nn.BatchNorm)(2)
+    norm(jnp.ones((4, 2)))  # pyright: ignore[reportCallIssue] -- that is the mistake
+
+
 class OnGrid(eqx.Module):
     grid: np.ndarray = eqx.field(static=True)
 
@@ -335,8 +349,19 @@ CALLS = {
     "`model.parameters()`, `model.eval()`": [
         lambda: model.parameters()  # pyright: ignore[reportAttributeAccessIssue] -- that is the mistake
     ],
+    "`eqx.nn.ReLU()`, `from equinox_like.nn import ReLU`": [
+        lambda: eqx.nn.ReLU(),  # pyright: ignore[reportAttributeAccessIssue] -- that is the mistake
+        import_relu,
+    ],
     "`eqx.nn.Sequential(layer, layer)`": [
         lambda: eqx.nn.Sequential(model, model)  # pyright: ignore[reportCallIssue] -- that is the mistake
+    ],
+    "`net(x)`, where the method is called `forward`": [
+        lambda: Net()(x)  # pyright: ignore[reportCallIssue] -- that is the mistake
+    ],
+    "`norm(x)`": [forget_state],
+    "`dropout(x, key)`": [
+        lambda: eqx.nn.Dropout()(x, jax.random.key(0))  # pyright: ignore[reportCallIssue] -- that is the mistake
     ],
     "a field that is not set": [Unset],
     "a field without a default, after one with a default": [default_in_the_base_class],

@@ -3,6 +3,7 @@
 import io
 import pathlib
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -479,6 +480,71 @@ def test_index_or_name_that_is_like_no_other_has_no_suggestion():
 def test_selection_that_is_empty_shows_what_was_meant():
     assert repr(eqx.select(MODEL).at("layer[*]")).endswith("Did you mean `layers[*]`?>")
     assert "mean" not in repr(eqx.select(MODEL).at("layers[*]"))
+
+
+LISTS = [
+    ("layers[7]", MODEL, "`layers` has length 2."),
+    ("layers[-3]", MODEL, "`layers` has length 2."),
+    ("layers[7].weight", MODEL, "`layers` has length 2."),
+    ("layers[12].**", MODEL, "`layers` has length 2."),
+    ("[3]", [1, None], "`<root>` has length 2."),
+    ("['a'][1][2]", {"a": [1, (2, 3)]}, "`['a'][1]` has length 2."),
+    ("blocks[1][5]", {"blocks": [[1], [2]]}, "Did you mean"),  # of another form
+    ("[3]", {0: 1, 5: 2}, "Did you mean `[5]`?"),  # the keys of a dictionary
+    ("layers[0].weight[3]", MODEL, "Did you mean `layers[0].weight`?"),
+]
+
+
+@pytest.mark.parametrize(("path", "tree", "text"), LISTS)
+def test_index_out_of_range_tells_the_length(path, tree, text):
+    chosen = eqx.select(tree).at(path)
+    assert text in repr(chosen)
+    with raises(ValueError, text):
+        chosen.set(0)
+
+
+def test_index_out_of_range_tells_the_length_wherever_paths_are_taken():
+    stack = nn.Sequential([MODEL, nn.Identity()])  # which has no leaf
+    key = jax.random.key(0)
+    for call in (
+        lambda: nn.reinit(stack, [("layers[2].layers[0].weight", "zeros")], key=key),
+        lambda: nn.add_lora(stack, "layers[2]", rank=1, key=key),
+        lambda: nn.quantize(stack, where="layers[2]"),
+    ):
+        with raises(ValueError, "`layers` has length 2."):
+            call()
+    with raises(
+        ValueError, "`pytree.layers` is a tuple of length 2, which has no `[7]`."
+    ):
+        eqx.tree_at("layers[7]", stack, 0)
+
+
+@pytest.mark.parametrize("name", ["forward", "apply", "call"])
+def test_module_without_a_call_is_answered_by_the_name_of_its_method(name):
+    cls = type(eqx.Module)("Net", (eqx.Module,), {name: lambda self, x: x})
+    net: Any = cls()
+    assert not callable(net) and getattr(net, name)(1) == 1
+    for call in (
+        lambda: eqx.filter_jit(net),
+        lambda: eqx.filter_vmap(net),
+        lambda: eqx.filter_scan(net, 0, length=1),
+        lambda: nn.Sequential([net])(X),
+        lambda: nn.Lambda(net),
+        lambda: nn.RNN([net]),
+    ):
+        with raises(TypeError, f"Rename its method `{name}` to `__call__`."):
+            call()
+
+
+def test_other_objects_that_cannot_be_called_have_no_such_answer():
+    class Frame:
+        def apply(self):
+            pass
+
+    for fun in (Frame(), 3, MODEL.layers):
+        with pytest.raises(TypeError) as caught:
+            eqx.filter_jit(fun)  # pyright: ignore -- that is the mistake
+        assert "Rename" not in str(caught.value)
 
 
 def test_functions_may_come_from_a_generator():

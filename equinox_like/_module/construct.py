@@ -278,7 +278,7 @@ def construct(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
             if _count_references(self) != _ALONE:
                 check_values(self, _own_fields(self, spec))
     except TypeError as error:
-        explain_call(error, cls, args, kwargs)
+        explain_call(error, cls, args, kwargs, f"{cls.__name__}({{}})")
         raise
     for value in values:
         if type(value) not in harmless_types and may_hold_callable(value):

@@ -95,17 +95,32 @@ def converter_of(f: dataclasses.Field) -> Callable[[Any], Any] | None:
     return f.metadata.get(_CONVERTER)
 
 
-_RESERVED = frozenset({FLAT, AUX, ASSIGNABLE})
+# The attribute with the abstract variables of a class's own body, from name to kind.
+_OWN: Final = "_module_abstract_"
+# What instances and classes keep of themselves, and the settings of our own classes.
+_OF_INSTANCES = {FLAT, AUX, ASSIGNABLE}
+_OF_CLASSES = {_OWN, "_assignable_names_", "_module_fields_", "_module_spec_"}
+_SETTINGS = {"_registers_itself_", "_shown_", "_shown_fields_", "_wraps_callables_"}
+_LIBRARY = __name__.partition(".")[0] + "."
+
+
+def _refuse_reserved_names(cls: Any, annotations: dict[str, Any]) -> None:
+    body = vars(cls)
+    # A copy of a Module class has what its metaclass wrote.
+    if cls.__module__.startswith(_LIBRARY) or "__dataclass_fields__" in body:
+        return
+    reserved = _OF_INSTANCES | _OF_CLASSES | _SETTINGS
+    for name in sorted(reserved.intersection({*annotations, *body})):
+        kind = "Field" if name in annotations else "Attribute"
+        raise TypeError(
+            f"{kind} '{name}' of {cls.__qualname__} has a reserved name, under which a "
+            "Module keeps data of its own: rename it."
+        )
 
 
 def make_dataclass(cls: Any, kw_only: bool) -> None:
     annotations = annotations_of(cls)
-    reserved = sorted(_RESERVED.intersection(annotations))
-    if reserved:
-        raise TypeError(
-            f"Field '{reserved[0]}' of {cls.__qualname__} has a reserved name, under "
-            "which a Module remembers how it is flattened: rename the field."
-        )
+    _refuse_reserved_names(cls, annotations)
     for name, annotation in annotations.items():
         if isinstance(annotation, dataclasses.Field):
             warn(
@@ -239,8 +254,6 @@ else:
 
 
 _KINDS: Final = {"AbstractVar": AbstractVar, "AbstractClassVar": AbstractClassVar}
-# The attribute with the abstract variables of a class's own body, from name to kind.
-_OWN: Final = "_module_abstract_"
 
 
 def own_declarations(cls: type, annotations: dict[str, Any]) -> dict[str, Any]:

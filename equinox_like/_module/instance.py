@@ -224,5 +224,6 @@ def refuse_assignment(self: Any, name: str) -> NoReturn:
         )
     raise dataclasses.FrozenInstanceError(
         f"Cannot set or delete '{name}' on {type_name(self)}: Modules are immutable once "
-        f"constructed. Make a changed copy instead, for example by {fix}."
+        f"constructed. Make a changed copy instead, for example by {fix}. What a call of a "
+        "model changes belongs to an `nn.State`, which the call takes and returns."
     )

@@ -398,7 +398,7 @@ class BoundMethod(Module):
         try:
             return self.__func__(self.__self__, *args, **kwargs)
         except Exception as e:
-            _leave_out_this_frame(e)
+            leave_out_this_frame(e)
             raise
 
     if not TYPE_CHECKING:
@@ -418,7 +418,7 @@ def as_pytree(fun: Any) -> Any:
     return MethodDescriptor(fun.__func__).__get__(fun.__self__)
 
 
-def _leave_out_this_frame(error: Exception) -> None:
+def leave_out_this_frame(error: Exception) -> None:
     """Call it in an `except` clause, before a bare `raise`."""
     if jax.config.jax_traceback_filtering == "off":  # pyright: ignore[reportAttributeAccessIssue]
         return

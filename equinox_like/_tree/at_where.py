@@ -15,7 +15,7 @@ import jax.tree_util as jtu
 
 from .._errors import did_you_mean
 from .match import flatten_up_to
-from .nodes import Nodes, children_of, describe_node, path_within, with_article
+from .nodes import Nodes, children_of, describe_node, path_within
 
 # One step of a path as a user writes it: `(".", name)` or `("[]", index or key)`.
 _Step = tuple[str, Any]
@@ -136,7 +136,7 @@ def _evaluate(steps: tuple[_Step, ...], nodes: Nodes) -> int:
 
 def _leads_nowhere(node: Any, steps: tuple[_Step, ...], at: int) -> ValueError:
     """The error for the step with this number, which `node` does not have."""
-    kind = "a leaf" if jtu.all_leaves([node]) else with_article(type(node).__qualname__)
+    kind = "a leaf" if jtu.all_leaves([node]) else describe_node(node)
     above, step, below = steps[:at], steps[at], steps[at + 1 :]
     keys = [path[0] for path, _ in children_of(node)[0] if path]
     names = [getattr(key, "name", getattr(key, "key", None)) for key in keys]

@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from .._errors import did_you_mean
@@ -51,16 +51,32 @@ def check_patterns(patterns: Iterable[Any], argument: str) -> None:
 
 
 def near_paths(patterns: Iterable[Any], paths: Iterable[str]) -> str:
-    """` Did you mean ...?` for each pattern that matches none of these paths."""
+    """` Did you mean ...?` for each pattern that matches none of these paths.
+
+    Or the length of a list, if the index is out of range. Its own path is among them.
+    """
     ends = re.compile(r"(?!^)[.[]|$")  # of nodes, and of those above
     known = {p[: m.start()]: None for p in paths for m in ends.finditer(p) if p}
     stars = {re.sub(r"\[\d+\]", "[*]", path): None for path in known}
     deep = ["**." + path.rpartition(".")[2] for path in stars]
     return "".join(
-        did_you_mean(pattern, [*stars, *deep] if "*" in pattern else known)
+        _length(pattern, {*paths})
+        or did_you_mean(pattern, [*stars, *deep] if "*" in pattern else known)
         for pattern in patterns
         if isinstance(pattern, str) and not any(matches(pattern, x) for x in known)
     )
+
+
+def _length(pattern: str, paths: Collection[str]) -> str:
+    for index in re.finditer(r"\[-?\d+\]", pattern):
+        above = pattern[: index.start()]
+        item = re.compile(re.escape(above) + r"\[\d+\]")
+        length = sum(item.fullmatch(path) is not None for path in paths)
+        # A dictionary may have integers for its keys.
+        is_list = above in paths and f"{above}[{length - 1}]" in paths
+        if is_list and above + index[0] not in paths:
+            return f" `{above or '<root>'}` has length {length}."
+    return ""
 
 
 @functools.lru_cache(maxsize=4096)

@@ -2,7 +2,9 @@
 
 import contextlib
 import inspect
+import itertools
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,18 +21,27 @@ def require_callable(fun: Any, function: str, argument: str | None = None) -> No
     """Raises unless `fun` is callable: what `function` wraps, or its `argument`."""
     if callable(fun):
         return
+    fix = name_of_call(fun)
     if argument is not None:
+        given = describe_node(fun)
         raise TypeError(
-            f"`{function}` takes a function as `{argument}`; got {describe_node(fun)}."
+            f"`{function}` takes a function as `{argument}`; got {given}.{fix}"
         )
     kind = type(fun).__name__
-    fix = ""
     if isinstance(fun, classmethod | property):
         fix = f" Write `@{kind}` above `@{function}`, which wraps the function."
     raise TypeError(
         f"`{function}` wraps a function or another callable; got {fun!r} of type "
         f"{kind}.{fix}"
     )
+
+
+def name_of_call(value: Any) -> str:
+    """What to do if a pytree has the method that another library calls."""
+    for name in ("forward", "apply", "call"):
+        if callable(getattr(value, name, None)) and not jtu.all_leaves([value]):
+            return f" Rename its method `{name}` to `__call__`."
+    return ""
 
 
 def refuse_class(value: Any, argument: str) -> None:
@@ -99,37 +110,55 @@ def refuse_unknown_options(
             )
 
 
-def explain_call(error: TypeError, cls: Any, args: Sequence[Any], kwargs: Any) -> None:
+def explain_call(
+    error: TypeError, called: Any, args: Sequence[Any], kwargs: Any, form: str
+) -> None:
     """Ends the error of a call that does not fit the signature with the call to write.
 
-    Parameters that are passed by name, such as `key`, are often passed by position.
+    `called` is a class or an instance, and `form` the call, with `{}` for the arguments.
     """
-    signature = signature_of(cls)
+    signature = signature_of(called)
     with contextlib.suppress(TypeError):
         signature.bind(*args, **kwargs)
         return  # another call failed, within the function
-    known = signature.parameters
-    unknown = [n for n in kwargs if n not in known]
+    # An inherited method names the class that has it.
+    name = (called if isinstance(called, type) else type(called)).__name__
+    said = re.sub(r"^\S*\.(?=__\w+__\(\) )", f"{name}.", str(error))
+    if "Did you mean" not in said:  # Python 3.13 says that of a keyword
+        answer = _answer(called, signature.parameters, args, kwargs, form)
+        said = f"{said.rstrip('.')}.{answer}" if answer else said
+    error.args = (said,)
+
+
+def _answer(called: Any, known: Any, args: Any, kwargs: Any, form: str) -> str:
+    by_position = [n for n, p in known.items() if p.kind <= p.POSITIONAL_OR_KEYWORD]
     by_name = [n for n, p in known.items() if p.kind == p.KEYWORD_ONLY]
-    by_default = {n for n, p in known.items() if p.default is not p.empty}
-    missing = [n for n in by_name if n not in {*kwargs, *by_default}]
-    number = sum(p.kind <= p.POSITIONAL_OR_KEYWORD for p in known.values())
-    answer = ""
-    if unknown:
-        if "Did you mean" not in str(error):  # Python 3.13 says it
-            answer = did_you_mean(unknown[0], known, "`{}=`")
-    elif missing and "required positional" not in str(error):
-        shown = [_short(x) for x in args if not may_be_key(x)][:number]
-        shown += [f"{n}={_short(x)}" for n, x in kwargs.items()]
-        shown += [f"{n}={n}" for n in missing]
-        call = f"{cls.__name__}({', '.join(shown)})"
-        answer = f" Pass {listed(missing, 5)} by name: `{call}`."
-    elif by_name and len(args) > number:
-        answer = f" These are passed by name: {listed(by_name, 9)}."
-    if answer:
-        # An inherited `__init__` names the class that has it.
-        said = str(error).rpartition(".__init__() ")[2].rstrip(".")
-        error.args = (f"{cls.__name__}.__init__() {said}.{answer}",)
+    # A key is passed by name, and often by position.
+    moved = {"key"} if "key" in by_name and any(map(may_be_key, args)) else set()
+    given = [x for x in args if not (moved and may_be_key(x))]
+    is_class = isinstance(called, type)
+    other = getattr(called, "_other_constructor", "") if is_class else ""
+    if len(given) > len(by_position) and not moved:
+        if by_position and by_position[0].endswith("s") and all(map(callable, args)):
+            return f" Pass one list: `{form.format('[..., ...]')}`."
+        names = f" These are passed by name: {listed(by_name, 9)}."
+        return other or names * bool(by_name)
+    if unknown := [n for n in kwargs if n not in known]:
+        return did_you_mean(unknown[0], known, "`{}=`") or other
+    pairs = zip(by_position, given, strict=False)
+    shown = {n: _short(x) if is_class else n for n, x in pairs}
+    shown |= {n: f"{n}={_short(x)}" for n, x in kwargs.items()}
+    names = by_position + by_name
+    missing = moved.union(n for n in names if known[n].default is known[n].empty)
+    missing -= shown.keys()
+    if not missing or not (args or missing.issubset(by_name)):
+        return ""  # Python has named all that is missing
+    ahead = [*itertools.takewhile(lambda n: n not in kwargs, by_position)]
+    shown |= {n: n if n in ahead else f"{n}={n}" for n in missing}
+    call = form.format(", ".join(shown[n] for n in names if n in shown))
+    if missing.issubset(by_name):
+        return f" Pass {listed(sorted(missing), 5)} by name: `{call}`."
+    return f" Write `{call}`."
 
 
 def may_be_key(x: Any) -> bool:
@@ -139,4 +168,6 @@ def may_be_key(x: Any) -> bool:
 
 def _short(x: Any) -> str:
     """An argument as it may have been written, if that is short."""
+    if may_be_key(x):
+        return "key"
     return repr(x) if isinstance(x, bool | int | float | str | None) else "..."

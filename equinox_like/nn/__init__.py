@@ -1,5 +1,8 @@
 """Neural network layers, each a Module."""
 
+import typing as _t
+
+from .._elsewhere import missing as _missing
 from .._public import describe_arguments as _describe_arguments, publish as _publish
 from .._tree import tree_inference as _tree_inference
 from ._adapt.ema import EMA as EMA
@@ -25,6 +28,7 @@ from ._attention.masks import (
     combine_masks as combine_masks,
     padding_mask as padding_mask,
 )
+from ._base import stateful as _stateful
 from ._base.precision import (
     cast_to_precision as cast_to_precision,
     in_float32 as in_float32,
@@ -113,6 +117,14 @@ from ._sequence.scan_cell import scan_cell as scan_cell
 
 _publish(globals(), __name__)
 _describe_arguments(globals())
+_stateful.explain_calls(globals())
+
+# Type checkers that see this take every name for one of the module.
+if not _t.TYPE_CHECKING:
+
+    def __getattr__(name: str) -> _t.NoReturn:
+        raise _missing(__name__, name)
+
 
 inference_mode = _tree_inference
 """A copy of a model in which dropout is off and `BatchNorm` uses its running statistics.

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import gc
 import pickle
+import re
 import threading
 import typing
 import warnings
@@ -911,10 +912,45 @@ def test_no_warning_for_ordinary_values():
         Affine(jnp.ones(2), name=("a", 1, jax.nn.relu, None, len, int))
 
 
-@pytest.mark.parametrize("name", ["_flat_", "_aux_", "_assignable_"])
+def test_value_that_a_call_changes_belongs_to_a_state():
+    class Counter(eqx.Module):
+        count: int
+
+        def __call__(self):
+            self.count += 1
+
+    with pytest.raises(dataclasses.FrozenInstanceError, match=r"`tree_at.*`nn\.State`"):
+        Counter(0)()
+
+
+RESERVED = {
+    *("_flat_", "_aux_", "_assignable_", "_module_abstract_", "_assignable_names_"),
+    *("_module_fields_", "_module_spec_", "_registers_itself_", "_shown_"),
+    *("_shown_fields_", "_wraps_callables_"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED))
 def test_field_with_a_name_that_is_used_is_refused(name):
     with pytest.raises(TypeError, match=f"Field '{name}' of Used has a reserved name"):
         type(eqx.Module)("Used", (eqx.Module,), {"__annotations__": {name: int}})
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED))
+@pytest.mark.parametrize("value", [lambda self: 1, property(lambda self: 1), 1])
+def test_attribute_with_a_name_that_is_used_is_refused(name, value):
+    with pytest.raises(TypeError, match=f"Attribute '{name}' of Used has a reserved"):
+        type(eqx.Module)("Used", (eqx.Module,), {name: value})
+
+
+def test_every_name_that_a_module_keeps_for_itself_is_reserved():
+    kept = {n for n in dir(Affine) if re.fullmatch("_[a-z][a-z_]*_", n)}
+    assert kept <= RESERVED
+
+
+def test_class_can_be_copied_with_what_is_kept_in_it():
+    copy = type(Affine)("Copy", Affine.__bases__, dict(vars(Affine)))
+    assert copy(jnp.ones(2)).weight.sum() == 2
 
 
 def test_dictionary_holds_the_fields_and_nothing_else():

@@ -166,6 +166,15 @@ def test_key_is_keyword_only_and_optional(name) -> None:
 
 
 @every_layer
+def test_key_by_position_is_answered(name, without_type_checks) -> None:
+    layer, x = make(name)
+    number = {"MultiheadAttention": 3, "GRUCell": 2, "LSTMCell": 2}
+    arrays = [x] * number.get(name.split()[-1], 1)
+    with pytest.raises(TypeError, match=r"by name: `.*key=key"):
+        layer(*arrays, jax.random.key(0))
+
+
+@every_layer
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "complex64"])
 def test_dtype_is_kept_under_strict_promotion(name, dtype) -> None:
     build, shape = LAYERS[name]

@@ -1,10 +1,18 @@
 """Arguments that a user may pass by mistake: the error names the argument and the fix."""
 
+import ast
 import builtins
+import contextlib
 import functools
+import inspect
+import re
+import traceback
 
+import hypothesis
+import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 
@@ -23,6 +31,8 @@ def names():
     L = nn.Linear(4, 4, key=k)
     cell = nn.GRUCell(4, 4, key=k)
     block = nn.ReversibleBlock(nn.Linear(2, 2, key=k), jnp.tanh)
+    one_way, both = nn.RNN([cell]), nn.Bidirectional(cell, cell)
+    spectral = nn.SpectralNorm(L, "weight", key=k)
     attention = nn.MultiheadAttention(2, 4, dropout_p=0.5, key=k)
     seq = nn.Sequential([L, nn.Dropout()])
     stacked = nn.Stacked.from_layers([L, L])
@@ -41,7 +51,7 @@ def names():
     return globals() | locals()
 
 
-# For each call the class of the error, and parts of its message.
+# For each call the class of the error, and parts of its message; `;` is a comma in a part.
 CALLS = {
     # A key that is passed by position, or forgotten.
     "nn.Linear(2, 3, k)": "TypeError: Pass `key` by name: `Linear(2, 3, key=key)`.",
@@ -55,6 +65,44 @@ CALLS = {
     "nn.Stacked(L, 3, k)": "TypeError: `Stacked(..., 3, key=key)`.",
     "nn.Dropout(0.5, False, k)": "TypeError: These are passed by name: `deterministic`",
     "nn.Linear(2, 3, use_bais=False, key=k)": "TypeError: Did you mean, use_bias",
+    # Another argument that is forgotten.
+    "nn.Conv2d(1, 4, key=k)": (
+        "TypeError: Conv2d.__init__(), Write `Conv2d(1; 4; kernel_size; key=key)`."
+    ),
+    "nn.Conv2d(1, 4, k)": "TypeError: `Conv2d(1; 4; kernel_size; key=key)`.",
+    "nn.ConvTranspose1d(1, 4, key=k)": "TypeError: ConvTranspose1d.__init__()",
+    "nn.Linear(2, key=k)": "TypeError: Write `Linear(2; out_features; key=key)`.",
+    "nn.MLP(2, width_size=4, depth=1, key=k)": "TypeError: `MLP(2; out_size; width_size=4",
+    "nn.MLP(2, out_size=2, depth=1, key=k)": "TypeError: out_size=2; width_size=width_size",
+    "nn.Linear(2, use_bias=False)": (
+        "TypeError: `Linear(2; out_features; use_bias=False; key=key)`."
+    ),
+    "nn.GRUCell(3, key=raw)": "TypeError: Write `GRUCell(3; hidden_size; key=key)`.",
+    "nn.AvgPool2d(stride=2)": "TypeError: AvgPool2d.__init__(), 'kernel_size'",
+    "nn.Shared(L)": "TypeError: Write `Shared(...; where; get)`.",
+    # Several layers in place of a list, and the arguments of another constructor.
+    "nn.Sequential(L, L)": "TypeError: Pass one list: `Sequential([...; ...])`.",
+    "nn.Sequential(L, jnp.tanh, L)": "TypeError: Pass one list: `Sequential([...; ...])`.",
+    "nn.RNN(cell, cell)": "TypeError: Pass one list: `RNN([...; ...])`.",
+    "nn.ReversibleSequential(block, block)": "TypeError: Pass one list",
+    "nn.RNN(nn.GRUCell, 3, 5, key=k)": (
+        "TypeError: `RNN.build(cell; input_size; hidden_size; key=key)`."
+    ),
+    "nn.RNN(nn.GRUCell, 3, 5)": (
+        "TypeError: `RNN.build(cell; input_size; hidden_size; key=key)`."
+    ),
+    "nn.RNN(3, 5, num_layers=2)": (
+        "TypeError: `RNN.build(cell; input_size; hidden_size; key=key)`."
+    ),
+    # A state that is forgotten.
+    "norm(jnp.ones(3))": (
+        "TypeError: BatchNorm.__call__(), `make_with_state`, `out; state = layer(x; state)`"
+    ),
+    "norm(jnp.ones(3), key=k)": "TypeError: `out; state = layer(x; state; key=key)`.",
+    "spectral(x)": "TypeError: SpectralNorm.__call__(), `out; state = layer(x; state)`.",
+    "jax.vmap(norm, axis_name='batch')(jnp.ones((8, 3)))": "TypeError: `make_with_state`",
+    "cell(x)": "TypeError: GRUCell.__call__(), Write `layer(input; hidden)`.",
+    "attention(xs)": "TypeError: Write `layer(query; key_; value)`.",
     # The name of a function in place of the function.
     "nn.MLP(2, 2, 4, 1, 'relu', key=k)": "TypeError: Did you mean `jax.nn.relu`?",
     "nn.MLP(2, 2, 4, 1, final_activation='sigmoid', key=k)": "TypeError: jax.nn.sigmoid",
@@ -133,6 +181,20 @@ CALLS = {
     "seq(x, raw)": "TypeError: Sequential, `layer(x, key=key)`",
     "stacked(x, k)": "TypeError: Stacked, `layer(x, key=key)`",
     "nn.Stacked.from_layers([nn.BatchNorm(3)])(xs, k)": "TypeError: Stacked, `state`",
+    "nn.Dropout()(x, k)": "TypeError: Dropout.__call__(), Pass `key`, `layer(x; key=key)`.",
+    "nn.Dropout()(x, raw)": "TypeError: Pass `key` by name: `layer(x; key=key)`.",
+    "conv(jnp.ones((1, 8, 8)), k)": "TypeError: Conv2d.__call__(), `layer(x; key=key)`.",
+    "nn.AvgPool1d(2)(xs, k)": "TypeError: AvgPool1d.__call__(), `layer(x; key=key)`.",
+    "nn.LSTMCell(4, 4, key=k)(x, (x, x), k)": "TypeError: `layer(input; hidden; key=key)`.",
+    "nn.mixed(L, 'compute=bf16')(x, k)": "TypeError: `layer(x; key=key)`.",
+    "eqx.filter_jit(lambda m, x: m(x, k))(L, x)": "TypeError: `layer(x; key=key)`.",
+    # In the place of another argument.
+    "cell(x, k)": "ShapeError: `hidden`, Pass the key by name: `key=key`.",
+    "nn.LSTMCell(4, 4, key=k)(x, k)": "TypeError: `hidden`, by name: `key=key`.",
+    "one_way(xs, k)": "ShapeError: `init`, by name: `key=key`.",
+    "both(xs, k)": "ShapeError: `init`, by name: `key=key`.",
+    "attention(xs, xs, xs, k)": "ShapeError: `mask`, by name: `key=key`.",
+    "norm(jnp.ones(3), k)": "TypeError: `state`, by name: `key=key`.",
     # An argument of the layers by position.
     "stacked(x, x)": "TypeError: Stacked, float32[4], `layers(x, mask=mask)`",
     "stacked(x, [x])": "TypeError: Stacked, a list of length 1, `xs`",
@@ -253,7 +315,55 @@ def test_mistake_is_named_with_its_fix(call, without_type_checks):
         eval(call, names())
     message = " ".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
     for part in parts.split(", "):
-        assert part in message
+        assert part.replace(";", ",") in message
+
+
+CLASSES = [x for x in vars(nn).values() if isinstance(x, type(eqx.Module))]
+
+
+@hypothesis.given(st.data())
+def test_call_to_write_fits_the_signature(data):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+        check_call_to_write(data)
+
+
+def check_call_to_write(data):
+    cls = data.draw(st.sampled_from(CLASSES))
+    parameters = inspect.signature(cls).parameters.values()
+    first = [p.name for p in parameters if p.kind == p.POSITIONAL_OR_KEYWORD]
+    names = [
+        p.name
+        for p in parameters
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    ]
+    number = data.draw(st.integers(0, len(first)))
+    later = [name for name in names if name not in first[:number]]
+    chosen = data.draw(st.sets(st.sampled_from(later))) if later else ()
+    values = st.sampled_from([1, jax.random.key(0), "a", None, jnp.tanh])
+    args = [data.draw(values) for _ in range(number)]
+    kwargs = {name: data.draw(values) for name in chosen}
+    with contextlib.suppress(TypeError):
+        inspect.signature(cls).bind(*args, **kwargs)
+        hypothesis.reject()
+    with pytest.raises(TypeError, match=rf"^{cls.__name__}\.__init__") as caught:
+        cls(*args, **kwargs)
+    found = re.search(r"`(\w+\(.*\))`", str(caught.value))
+    if found:
+        call = ast.parse(found[1], mode="eval").body
+        assert isinstance(call, ast.Call)
+        written = {word.arg: None for word in call.keywords}
+        inspect.signature(cls).bind(*call.args, **written)
+    else:
+        assert not args and set(names) - {"key"} - kwargs.keys()
+
+
+def test_layers_show_no_frame_of_what_explains_their_calls():
+    model = nn.MLP(2, 2, 2, 1, key=jax.random.key(0))
+    with pytest.raises(eqx.ShapeError) as caught:
+        model(jnp.ones(9))
+    functions = [entry.name for entry in traceback.extract_tb(caught.tb)]
+    assert functions.count("__call__") == 2 and "explained_call" not in functions
 
 
 class Noise(nn.StatefulLayer):

@@ -460,3 +460,7 @@ eqx.tree_serialise_leaves(io.StringIO(), model)  # pyright: ignore[reportArgumen
 assert_type(eqx.tree_equal(model, model), bool | jax.Array)
 assert_type(Affine.compiled(model, jnp.ones(2)), jax.Array)
 Affine.compiled.lower(model, jnp.ones(2))
+
+# Names that do not exist are errors, although the modules answer for some of them.
+print(eqx.no_such_name)  # pyright: ignore[reportAttributeAccessIssue]
+print(eqx.nn.ReLU)  # pyright: ignore[reportAttributeAccessIssue]

@@ -11,7 +11,7 @@ import jax.tree_util as jtu
 
 from ..._module import Frozen, Module
 from ..._tree.glob import matches, near_paths
-from ..._tree.nodes import children_of, leaf_paths, plain_path
+from ..._tree.nodes import Nodes, children_of, plain_path
 from ..._typing import PRNGKeyArray
 from .._base.init import WEIGHTS, Init, initialised, key_named, layout_of, leading_axes
 from .._base.state import State
@@ -145,7 +145,7 @@ def reinit(
         leaves.append(leaf)
     if not (allow_unused or all(used)):
         selector = rules[used.index(False)][0]
-        near = near_paths([selector], leaf_paths(tree))
+        near = near_paths([selector], Nodes(tree).plain_paths)
         raise ValueError(
             f"The rule for {selector!r} chooses no parameter. Correct its selector, or "
             f"pass `allow_unused=True`.{near}"

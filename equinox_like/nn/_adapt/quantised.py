@@ -13,7 +13,7 @@ from ..._runtime.harvest import class_of
 from ..._tree import is_inexact_array, tree_at
 from ..._tree.at_where import read
 from ..._tree.glob import near_paths
-from ..._tree.nodes import leaf_paths, path_within
+from ..._tree.nodes import Nodes, path_within
 from ..._tree.selection import select
 from .._base.arguments import as_size, refuse_layer_class, wrong_value
 from .._base.init import WEIGHTS, layout_of, leading_axes
@@ -280,7 +280,7 @@ def weights_under(
         raise ValueError(
             f"`{taker}` found no weight with at least two axes under {where!r}. "
             f"Correct `where`. A layer whose weight has {others} can be wrapped by "
-            f"`{wrapper}`.{near_paths(selectors, leaf_paths(model))}"
+            f"`{wrapper}`.{near_paths(selectors, Nodes(model).plain_paths)}"
         )
     return found
 

@@ -12,6 +12,7 @@ from ..._errors import ShapeError, did_you_mean
 from ..._module import Module
 from ..._tree.arrays import is_typed_key
 from ..._tree.nodes import describe_node
+from ..._tree.require import name_of_call
 
 
 def taker_name(layer: Any) -> str:
@@ -208,7 +209,8 @@ def check_function(
 ) -> None:
     """Raises `TypeError` unless `function` can be called."""
     if not callable(function):
-        fix = did_you_mean(function, dir(jax.nn), "`jax.nn.{}`")
+        near = did_you_mean(function, dir(jax.nn), "`jax.nn.{}`")
+        fix = near or name_of_call(function)
         raise wrong_type(taker, wanted, name, function, fix)
 
 

@@ -8,7 +8,7 @@ so that using an old state raises an error.
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -277,11 +277,13 @@ class State(Cached):
 def check_state(layer: Any, state: Any) -> None:
     """Raises `TypeError` unless a layer was called with a `State`."""
     if not isinstance(state, State):
-        fix = (
-            " Build the model by `make_with_state`, which returns `(model, state)`, and "
-            "pass that state to the call."
-        )
-        raise wrong_type(layer, "a `State`", "state", state, fix)
+        raise wrong_type(layer, "a `State`", "state", state, MAKE_WITH_STATE)
+
+
+MAKE_WITH_STATE: Final = (
+    " Build the model by `make_with_state`, which returns `(model, state)`, and pass that "
+    "state to the call."
+)
 
 
 def make_with_state(make_model: Callable[_P, _T]) -> Callable[_P, tuple[_T, State]]:

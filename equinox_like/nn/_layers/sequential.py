@@ -11,6 +11,7 @@ from ..._annotations import signature_of
 from ..._errors import did_you_mean
 from ..._module import Module
 from ..._tree.nodes import describe_node
+from ..._tree.require import name_of_call
 from ..._typing import PRNGKeyArray
 from .._base.arguments import as_layers, check_function
 from .._base.init import split_key
@@ -156,9 +157,10 @@ class Sequential(StatefulLayer, Generic[_Y]):
 
 def _require_callable(i: int, layer: Any) -> None:
     if not callable(layer):
+        near = did_you_mean(layer, dir(jax.nn), "`jax.nn.{}`")
         raise TypeError(
             f"`layers[{i}]` of this Sequential is {describe_node(layer)}, which cannot be "
-            f"called.{did_you_mean(layer, dir(jax.nn), '`jax.nn.{}`')}"
+            f"called.{near or name_of_call(layer)}"
         )
 
 

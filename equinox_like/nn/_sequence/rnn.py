@@ -167,6 +167,8 @@ class RNN(Module):
     unroll: int | bool = field(static=True)
 
     _takes_sequence: ClassVar[bool] = True
+    # Ends the error of a call with the arguments of `build`.
+    _other_constructor = " Write `RNN.build(cell, input_size, hidden_size, key=key)`."
 
     def __init__(
         self,
