@@ -161,7 +161,8 @@ def _use_of_key(layer: Any) -> _Use:
         return _Use.NEVER
     function = type(layer).__call__ if isinstance(layer, Module) else layer
     if type(function) is not types.FunctionType or any(
-        hasattr(layer, name) for name in ("__signature__", "__wrapped__")
+        getattr(layer, name, None) not in (None, layer.__call__)
+        for name in ("__signature__", "__wrapped__")
     ):
         return _use_by_signature(layer)
     # Reading a signature takes as long as an eager call of a layer.
