@@ -292,10 +292,11 @@ class Module(Immutable, Hashable, metaclass=ModuleMeta):
     `class Base(Module, is_abstract=True)`, or has an [`equinox_like.AbstractVar`][] or an
     abstract method.
 
-    A method read from an instance is a pytree with the leaves of the instance, so
-    it can be passed to `jax.jit` and the like, too. A special method, such as `__call__`,
-    is one for the transformations of this library, as in `filter_vmap(model.__call__)`,
-    and as an argument of what `filter_jit` returns. Elsewhere pass the instance itself.
+    A method read from an instance is a pytree with the leaves of the instance. It can
+    also be the function of `jax.jit` and the like: it has a hash, and equals the same
+    method of the identical instance. An instance with arrays has no hash. A special
+    method, such as `__call__`, is a pytree for the transformations of this library, as in
+    `filter_vmap(model.__call__)`, and as an argument of what `filter_jit` returns.
 
     **Raises:**
 

@@ -94,7 +94,8 @@ class Partial(Function, Generic[_T]):
     """Like `functools.partial`, and a pytree: function and arguments are its children.
 
     A keyword given both here and in the call is a `TypeError`. Its name, docstring and
-    annotations are those of the function.
+    annotations are those of the function. It has a hash, and equals another one with the
+    same function and static values, by value and type, and the identical arrays.
 
     **Arguments:**
 

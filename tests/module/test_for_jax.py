@@ -253,6 +253,23 @@ def test_error_without_arrays_says_what_to_pass_too():
         assert "__call__" not in str(caught.value)
 
 
+def test_functions_that_transformations_return_have_a_hash():
+    cell = make()
+    _, pushforward = eqx.filter_linearize(cell, X)
+    _, pullback = eqx.filter_vjp(cell, X)
+    captured = eqx.capture(eqx.nn.Sequential([eqx.nn.Lambda(cell)]), "layers[0]")
+    for f in (
+        pushforward,
+        pullback,
+        eqx.filter_closure_convert(cell, X),
+        eqx.internal.closure_to_pytree(lambda x: cell(x)),
+        captured,
+    ):
+        assert hash(f) == hash(jax.tree.map(lambda x: x, f))
+        assert eqx.tree_equal(jax.jit(f)(X), f(X), rtol=1e-6)
+        assert eqx.tree_equal(jax.checkpoint(f)(X), f(X), rtol=1e-6)
+
+
 def test_functions_that_only_call_a_model_take_it():
     cell = make()
     expected = cell(X)
