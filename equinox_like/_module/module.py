@@ -360,7 +360,7 @@ class Function(Module):
     def _key_(self) -> Any:
         return identity_key(self)
 
-    def __eq__(self, other: object) -> Any:
+    def __eq__(self, other: Any) -> Any:
         if type(self) is type(other):
             return self._key_() == other._key_()
         return super().__eq__(other)

@@ -134,8 +134,7 @@ def _compares_strictly(data: Any) -> bool:
 
 def _is_scalar_type(x: Any) -> bool:
     """Whether `x` is a class of NumPy or JAX that stands for a dtype."""
-    kind = type(x)
-    return kind is type(jnp.float32) or (kind is type and x in _NUMPY_SCALARS)
+    return type(x) is type(jnp.float32) or (type(x) is type and x in _NUMPY_SCALARS)
 
 
 # With those of `ml_dtypes`, and without abstract ones such as `np.floating`.

@@ -170,7 +170,12 @@ def test_comparison_by_an_operator_names_its_side():
 
 
 def test_only_names_that_the_user_chose_are_called_what_was_returned():
-    fixes = {"tree_equal": "tree", "save": "tree", "filter_scan": "tree", "tree_at": "tree"}
+    fixes = {
+        "tree_equal": "tree",
+        "save": "tree",
+        "filter_scan": "tree",
+        "tree_at": "tree",
+    }
     fixes |= {"filter_grad": "`m`", "filter_jit": "`m`"}
     for name, tree in fixes.items():
         with pytest.raises(eqx.DonationError) as caught:
