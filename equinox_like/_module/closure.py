@@ -9,7 +9,7 @@ from typing import Any
 import jax.tree_util as jtu
 
 from .fields import field
-from .module import Function
+from .module import Module
 
 _Function = types.FunctionType
 
@@ -95,7 +95,7 @@ def _closure(function: _Function, within: tuple[_Function, ...]) -> "Closure":
     )
 
 
-class Closure(Function):
+class Closure(Module):
     """A function whose closure and defaults are children.
 
     `equinox_like.internal.closure_to_pytree` creates it.
