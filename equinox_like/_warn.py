@@ -17,11 +17,10 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     warnings.warn(message, category, stacklevel=level + 1)
 
 
-def is_passed_over(filename: str) -> bool:
-    # Runtime type checkers add their own frames around the library's functions.
-    return filename.startswith((FOLDER, "<@beartype")) or "/jaxtyping/" in filename
-
-
 def _is_internal(filename: str) -> bool:
-    # JAX calls the library when it transforms a compiled function.
-    return is_passed_over(filename) or "/jax/_src/" in filename
+    # Runtime type checkers add their own frames around the library's functions. JAX calls
+    # the library when it transforms a compiled function.
+    parts = "/jaxtyping/", "/jax/_src/"
+    return filename.startswith((FOLDER, "<@beartype")) or any(
+        p in filename for p in parts
+    )

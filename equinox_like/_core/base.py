@@ -25,7 +25,7 @@ from .._module.instance import (
     function_of as function_of,
     name_of as name_of,
 )
-from .._module.module import Module, as_pytree
+from .._module.module import Function, as_pytree
 from .._module.wrappers import Partial
 from .._tree.at import NOT_GIVEN as NOT_GIVEN
 from .._tree.cached import set_raw_dict
@@ -42,7 +42,7 @@ _T = TypeVar("_T")
 _new = object.__new__
 
 
-class Transformed(Module, Generic[_P, _T]):
+class Transformed(Function, Generic[_P, _T]):
     """A wrapped callable: base class of what the transformations return.
 
     It has the name, docstring and signature of the callable that it wraps, which is
@@ -112,10 +112,6 @@ class Transformed(Module, Generic[_P, _T]):
 
     def _made_by_(self) -> tuple[Any, tuple[Any, ...]]:
         return filled, (type(self), self.__getstate__())
-
-    def __hash__(self) -> int:
-        # Options may be unhashable. Equal wrappers wrap the same callable.
-        return hash((type(self), self.__wrapped__))
 
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         raise TypeError(

@@ -175,7 +175,8 @@ class Frozen(Module):
         value = self.value
         return value != other if is_array_like(value) else super().__ne__(other)
 
-    __hash__ = Module.__hash__
+    def __hash__(self) -> int:
+        return hash(self.value) if np.isscalar(self.value) else super().__hash__()
 
     def __jax_array__(self) -> jax.Array:
         return jnp.asarray(self._stopped())

@@ -1,19 +1,14 @@
-"""What each instance of a Module has: the names that it shows, and no assignment.
-
-JAX reads `__name__` and `__code__` of each function that it transforms. Without
-`__name__` it computes the `repr` of the whole callable, and does not show it."""
+"""What each instance of a Module has: the names that it shows, and no assignment."""
 
 import dataclasses
 import functools
 import inspect
-import sys
 import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from .._annotations import ARE_LAZY
 from .._errors import did_you_mean
-from .._warn import is_passed_over
 from .construct import ModuleSpec
 from .flatten import WRAPPER_ATTRIBUTES, Node
 from .values import type_name
@@ -53,48 +48,6 @@ class OfCallables:
         raise AttributeError(
             f"{owner.__name__!r} object has no attribute {self.name!r}"
         )
-
-
-class NameForJAX(OfCallables):
-    """The `__name__` of a Module, which JAX alone sees.
-
-    A Module is not a function. To others it has no name, as with Equinox: pytest, for one,
-    names a test by the `__name__` of its parameter.
-    """
-
-    def __get__(self, instance: Any, owner: type) -> Any:
-        return super().__get__(instance if is_for_jax() else None, owner)
-
-
-def is_for_jax() -> bool:
-    """Whether JAX asks for a property of a Module, and not the user's code."""
-    return _module_of(_asking()).startswith("jax.")
-
-
-def is_function_of_jax(instance: Any) -> bool:
-    """Whether JAX asks for the hash of `instance` as a function that it transforms, and
-    not as a static argument of one."""
-    frame = _asking()
-    if not _module_of(frame).startswith("jax."):
-        return False
-    # `jax.jit` has the arguments of the user's call in variables of these names.
-    args, kwargs = map(frame.f_locals.get, ("args", "kwargs"))
-    arguments = args if isinstance(args, tuple) else ()
-    if isinstance(kwargs, dict):
-        arguments = *arguments, *kwargs.values()
-    return not any(x is instance for x in arguments)
-
-
-def _asking() -> types.FrameType:
-    """The frame that is not of this library, and called the function that called this."""
-    frame: Any = sys._getframe(2)
-    while is_passed_over(frame.f_code.co_filename) or _module_of(frame) == "weakref":
-        frame = frame.f_back  # the outermost one is not of the library
-    return frame
-
-
-def _module_of(frame: types.FrameType) -> str:
-    return frame.f_globals.get("__name__", "")
 
 
 class _Doc:

@@ -18,6 +18,7 @@ import jax.tree_util as jtu
 
 from .._annotations import signature_of
 from .._tree.cached import MISSING, Attribute, Cached, raw_dict, set_raw_dict
+from .._tree.deleted import deleted_named
 from .._tree.equal import tree_equal
 from .._tree.filters import is_array_like
 from .._tree.format import tree_pformat
@@ -42,21 +43,13 @@ from .flatten import (
     register_empty,
     restore,
 )
-from .instance import (
-    Immutable,
-    NameForJAX,
-    OfCallables,
-    code_of,
-    is_function_of_jax,
-    refuse_assignment,
-    show_function,
-)
+from .instance import Immutable, OfCallables, refuse_assignment, show_function
 from .values import (
+    ARRAYS,
     JITTED,
-    hash_of_parts,
-    is_same,
+    identity_key,
+    refuse_unhashable,
     warn_of_unannotated,
-    why_unhashable,
 )
 
 _new = object.__new__
@@ -299,10 +292,11 @@ class Module(Immutable, Hashable, metaclass=ModuleMeta):
     `class Base(Module, is_abstract=True)`, or has an [`equinox_like.AbstractVar`][] or an
     abstract method.
 
-    A method read from an instance is a pytree with the leaves of the instance, so
-    it can be passed to `jax.jit` and the like, too. A special method, such as `__call__`,
-    is one for the transformations of this library, as in `filter_vmap(model.__call__)`,
-    and as an argument of what `filter_jit` returns. Elsewhere pass the instance itself.
+    A method read from an instance is a pytree with the leaves of the instance. It can
+    also be the function of `jax.jit` and the like: it has a hash, and equals the same
+    method of the identical instance. An instance with arrays has no hash. A special
+    method, such as `__call__`, is a pytree for the transformations of this library, as in
+    `filter_vmap(model.__call__)`, and as an argument of what `filter_jit` returns.
 
     **Raises:**
 
@@ -331,30 +325,23 @@ class Module(Immutable, Hashable, metaclass=ModuleMeta):
         ```
     """
 
-    # JAX reads these: see `instance.py`.
-    __name__ = NameForJAX(lambda self: type(self).__name__)  # pyright: ignore[reportAssignmentType]
-    __code__ = OfCallables(lambda self: code_of(type(self).__call__))
+    # JAX unwraps what it transforms, to name it. It would print a whole Module otherwise.
+    __wrapped__ = OfCallables(lambda self: self.__call__)
 
     def __eq__(self, other: object) -> Any:
-        if type(self) is type(other):
-            return is_same(self, other) or tree_equal(self, other)
-        # Another object may be equal to anything, as `mock.ANY` and the snapshots of
-        # syrupy are. An array of NumPy would compare its elements.
-        return False if is_array_like(other) else NotImplemented
+        if type(self) is not type(other):
+            # Another object may be equal to anything, as `mock.ANY` and the snapshots of
+            # syrupy are. An array of NumPy would compare its elements.
+            return False if is_array_like(other) else NotImplemented
+        if identity_key(self)[0] == identity_key(other)[0]:
+            return True
+        # Without arrays they have a hash, and are compared as static values are.
+        leaves = jtu.tree_leaves((self, other))
+        return any(isinstance(x, ARRAYS) for x in leaves) and _equal(self, other)
 
     def __hash__(self) -> int:
-        values = tuple((n, getattr(self, n)) for n in self._module_spec_.names)
-        try:
-            return hash(values)
-        except TypeError as error:
-            # JAX hashes the function that it transforms. User code hashes a model for a
-            # table, and `jax.jit` a static argument: it would compile for each new model.
-            if is_function_of_jax(self):
-                return hash_of_parts(self)
-            other = why_unhashable(self, error)
-            if other is error:
-                raise
-            raise other from error
+        refuse_unhashable(self)
+        return hash(identity_key(self)[0])
 
     def __repr__(self) -> str:
         return tree_pformat(self)
@@ -363,10 +350,30 @@ class Module(Immutable, Hashable, metaclass=ModuleMeta):
         return render(self, path, subtree_renderer)
 
 
-compared_as_trees.add(Module)
+# An error about a deleted array names the sides.
+_equal = deleted_named(lambda left, right: tree_equal(left, right))
 
 
-class BoundMethod(Module):
+class Function(Module):
+    """A Module that is a function and not data, so it has a hash."""
+
+    def _key_(self) -> Any:
+        return identity_key(self)
+
+    def __eq__(self, other: Any) -> Any:
+        if type(self) is type(other):
+            return self._key_() == other._key_()
+        return super().__eq__(other)
+
+    def __hash__(self) -> int:
+        return hash(self._key_())
+
+
+# Those in static fields are compared as trees.
+compared_as_trees.update({Module, Function})
+
+
+class BoundMethod(Function):
     """A bound method: the function is structure, and the instance is a subtree."""
 
     __func__: Any = field(static=True)
@@ -391,8 +398,8 @@ class BoundMethod(Module):
             return getattr, (self.__self__, name)
         return super().__reduce_ex__(protocol)
 
-    def __hash__(self) -> int:
-        return hash_of_parts(self)
+    def _key_(self) -> Any:
+        return id(self.__func__), id(self.__self__)  # as Python's methods
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         try:

@@ -8,7 +8,6 @@ are not slowed down.
 import copy
 import dataclasses
 import functools
-import operator
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -21,7 +20,8 @@ import numpy as np
 from .._compat.batching import wrapped_by
 from .._tree.arrays import describe_array
 from .._tree.filters import is_array, is_array_like
-from .._tree.nodes import plain_path, with_article
+from .._tree.nodes import flatten_with_nodes, plain_path, with_article
+from .._tree.strict import ByIdentity, strict_key, strict_treedef
 from .._warn import warn
 from .flatten import ASSIGNABLE, SCANNED, ContainsItself, Node
 
@@ -35,6 +35,9 @@ _unset = object.__delattr__
 HOLD_NO_ARRAY: Final = frozenset(
     {bool, int, float, complex, str, bytes, type(None), type, types.FunctionType}
 )
+
+# What has no hash. A scalar of NumPy is a value like a number of Python.
+ARRAYS: Final = (jax.Array, np.ndarray)
 
 JITTED: Final = type(jax.jit(lambda: None))
 # The types that JAX's transformations return. Some return plain functions.
@@ -267,49 +270,47 @@ def _is_of(inner: Any, self: Any) -> bool:
     return inner is self or getattr(inner, "__self__", None) is self
 
 
-def is_same(a: Any, b: Any) -> bool:
-    """Whether two trees consist of the identical objects, traced arrays included."""
-    (leaves, treedef), (others, other_treedef) = map(jtu.tree_flatten, (a, b))
-    return (
-        len(leaves) == len(others)
-        and all(map(operator.is_, leaves, others))
-        and treedef == other_treedef
-    )
+def identity_key(tree: Any) -> tuple[Any, Any]:
+    """What equals that of another tree only if all but the arrays is the same by the
+    strict rule, and the arrays are the identical objects, traced ones included.
+
+    Second comes the order of each dictionary, which a function may depend on.
+    """
+    leaves, treedef, nodes = flatten_with_nodes(tree)
+    orders = tuple([tuple(node) for node in nodes if isinstance(node, dict)])
+    # The strict rule compares arrays of NumPy by their content.
+    leaves = [ByIdentity(x) if isinstance(x, np.ndarray) else x for x in leaves]
+    return (strict_treedef(treedef), strict_key(leaves)), orders
 
 
-def hash_of_parts(tree: Any) -> int:
-    """A hash for a tree whose arrays count by their identity."""
-    statics = [getattr(tree, name) for name in tree._module_spec_.static]
-    return hash((type(tree), *statics, *map(_hash_or_id, jtu.tree_leaves(tree))))
-
-
-def _hash_or_id(x: Any) -> int:
+def refuse_unhashable(self: Any) -> None:
+    """Raises if some value of a Module has no hash, and says what to do."""
+    name, spec = type(self).__name__, self._module_spec_
+    leaves = jtu.tree_leaves_with_path(self)
+    values = [(f"leaf `{plain_path(path)}`", x) for path, x in leaves]
+    values += [(f"static field `{n}`", getattr(self, n)) for n in spec.static]
+    as_function = _AS_FUNCTION if callable(self) else ""
+    for where, x in values:
+        if isinstance(x, ARRAYS):
+            raise TypeError(
+                f"unhashable type: {name!r}. Its {where} is {describe_array(x)}, and "
+                f"arrays have no hash.{as_function} Do not pass the {name} as a static "
+                "argument: JAX would compile for each new one. Pass it as an ordinary "
+                "argument of `filter_jit`, or of another filtered transformation. As the "
+                "key of a dictionary, take its `id(...)`."
+            )
     try:
-        return hash(x)
-    except TypeError:
-        return id(x)
+        hash(tuple([getattr(self, n) for n in spec.names]))
+    except TypeError as e:
+        if as_function in str(e):
+            raise
+        raise TypeError(f"{e}, in {with_article(name)}.{as_function}") from None
 
 
-def why_unhashable(self: Any, error: TypeError) -> TypeError:
-    """The error if a leaf or a static array is unhashable. JAX's own names neither."""
-    for path, leaf in jtu.tree_leaves_with_path(self):
-        if is_array(leaf):
-            return _unhashable_array(self, f"leaf `{plain_path(path)}`", leaf)
-    for name in self._module_spec_.static:
-        value = getattr(self, name)
-        if isinstance(value, np.ndarray | jax.Array):
-            return _unhashable_array(self, f"static field `{name}`", value)
-    return error
-
-
-def _unhashable_array(self: Any, where: str, array: Any) -> TypeError:
-    name = type(self).__name__
-    return TypeError(
-        f"unhashable type: {name!r}. Its {where} is {describe_array(array)}, and arrays "
-        f"have no hash. Do not pass the {name} as a static argument: JAX would compile "
-        "for each new one. Pass it as an ordinary argument of `filter_jit`, or of another "
-        "filtered transformation. As the key of a dictionary, take its `id(...)`."
-    )
+_AS_FUNCTION: Final = (
+    " For a function of JAX, such as `jax.jit` or `jax.checkpoint`, pass `model.__call__`, "
+    "or use `filter_jit`, or the filtered function of the same name."
+)
 
 
 def type_name(self: Any) -> str:

@@ -14,8 +14,7 @@ from .construct import filled
 from .fields import field
 from .flatten import WRAPPER_ATTRIBUTES
 from .instance import OfCallables, code_of, name_of, show_function
-from .module import Module, as_pytree
-from .values import hash_of_parts
+from .module import Function, Module, as_pytree
 
 _T = TypeVar("_T")
 
@@ -91,11 +90,12 @@ def str2jax(msg: str) -> Module:
     return types.new_class(msg, (Module,), exec_body=lambda made: made.update(body))()
 
 
-class Partial(Module, Generic[_T]):
+class Partial(Function, Generic[_T]):
     """Like `functools.partial`, and a pytree: function and arguments are its children.
 
     A keyword given both here and in the call is a `TypeError`. Its name, docstring and
-    annotations are those of the function.
+    annotations are those of the function. It has a hash, and equals another one with the
+    same function and static values, by value and type, and the identical arrays.
 
     **Arguments:**
 
@@ -127,9 +127,6 @@ class Partial(Module, Generic[_T]):
 
     def _shown_(self) -> Any:
         return self.func
-
-    def __hash__(self) -> int:
-        return hash_of_parts(self)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> _T:
         if self.keywords:

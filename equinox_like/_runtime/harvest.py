@@ -40,7 +40,7 @@ from .._errors import ShapeError
 from .._module.construct import filled
 from .._module.fields import field
 from .._module.freezing import Frozen
-from .._module.module import BoundMethod, Module
+from .._module.module import BoundMethod, Function, Module
 from .._transforms.trace import trace
 from .._tree.arrays import describe_array
 from .._tree.filters import is_array
@@ -261,7 +261,7 @@ class Inputs(NamedTuple):
     kwargs: dict[str, Any]
 
 
-class Around(Module):
+class Around(Function):
     """A callable that wraps another one. Paths of Modules leave out the wrapper."""
 
     model: Any

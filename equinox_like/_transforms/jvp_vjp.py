@@ -21,7 +21,7 @@ from .._compat.tracing import Tracer
 from .._core.base import frames_hidden, name_of, require_callable
 from .._core.flat_call import FlatCall, pack, take_apart, unpack, value_and_aux
 from .._module.fields import field
-from .._module.module import Module
+from .._module.module import Function
 from .._tree.arrays import jax_struct_of
 from .._tree.filters import is_array_like, is_inexact_array, is_none
 from .._tree.match import pair_leaves
@@ -155,7 +155,7 @@ def filter_linearize(fun: Callable[..., _T], *primals: Any) -> "tuple[_T, Linear
     return rejoin(inexact, aux)[0], Linearized(name_of(fun), linear, structs)
 
 
-class Linearized(Module):
+class Linearized(Function):
     """The linear function that [`equinox_like.filter_linearize`][] returns."""
 
     _name: str = field(static=True)
@@ -233,7 +233,7 @@ def filter_vjp(fun: Any, *primals: Any, has_aux: bool = False) -> Any:
     return (out, pullback, aux) if has_aux else (out, pullback)
 
 
-class Pullback(Module):
+class Pullback(Function):
     """The function from cotangents that [`equinox_like.filter_vjp`][] returns."""
 
     _name: str = field(static=True)

@@ -21,7 +21,7 @@ from .._core.caches import on_clear
 from .._core.difference import tree_differences
 from .._core.flat_call import FlatCall, Template, pack, take_apart, unpack
 from .._module.fields import field
-from .._module.module import Module
+from .._module.module import Function, Module
 from .._tree.arrays import describe_array, jax_struct_of, struct_of
 from .._tree.cached import Cached
 from .._tree.filters import is_array, is_array_or_struct
@@ -331,7 +331,7 @@ def _captures_nothing(fn: Any) -> bool:
     )
 
 
-class ClosureConverted(Module, Generic[_P, _T]):
+class ClosureConverted(Function, Generic[_P, _T]):
     """The result of [`equinox_like.filter_closure_convert`][]."""
 
     consts: list[Any]

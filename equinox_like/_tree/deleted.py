@@ -52,7 +52,7 @@ def raise_if_deleted(error: Exception, function: Any, args: Any, kwargs: Any) ->
         if isinstance(error, LeafError):  # names the leaf, but not who took it
             leaves = [(name, x) for name, x in leaves if may_be_donated(x)]
         # A call within the function may have named a leaf of its own arguments.
-        refuse_deleted(leaves, error.__cause__ or error)
+        refuse_deleted(leaves, error.__cause__ or error, _is_transformed(args))
 
 
 def named_arguments(function: Any, args: Any, kwargs: Any) -> Iterator[tuple[str, Any]]:
@@ -60,8 +60,8 @@ def named_arguments(function: Any, args: Any, kwargs: Any) -> Iterator[tuple[str
 
     `function` may be a method of a transformed function, which comes first.
     """
-    wrapped = getattr(args[0], "__wrapped__", None) if args else None
-    if wrapped is not None:  # the method of a transformed function
+    if _is_transformed(args):
+        wrapped = args[0].__wrapped__
         yield getattr(wrapped, "__name__", type(wrapped).__name__), args[0]
         function, args = wrapped, args[1:]
     try:
@@ -69,6 +69,10 @@ def named_arguments(function: Any, args: Any, kwargs: Any) -> Iterator[tuple[str
         yield from bound.arguments.items()
     except (TypeError, ValueError):
         yield from {"args": args, "kwargs": kwargs}.items()
+
+
+def _is_transformed(args: Any) -> bool:
+    return bool(args) and getattr(args[0], "_wraps_callables_", False)
 
 
 def fate_of(x: Any) -> str:
@@ -81,8 +85,14 @@ def fate_of(x: Any) -> str:
 
 
 def refuse_deleted(
-    named: Sequence[tuple[Any, ...]], error: BaseException | None = None
+    named: Sequence[tuple[Any, ...]],
+    error: BaseException | None = None,
+    names_are_theirs: bool = True,
 ) -> None:
+    """Raises a `DonationError` if one of the named leaves is deleted.
+
+    `names_are_theirs`: whether the user chose the names, not this library.
+    """
     deleted = [(name, x) for name, x, *_ in named if is_deleted(x)]
     if not deleted:
         return
@@ -91,12 +101,12 @@ def refuse_deleted(
     more = len(deleted) - 1
     others = f" and {more} more array{'s' * (more > 1)} have" if more else " has"
     it = f"`{name}`" if more else "it"
-    tree = re.split(r"[.[]", name)[0]
+    tree = f"`{re.split(r'[.[]', name)[0]}`" if names_are_theirs else "tree"
     by = f"`{owner}`" if (owner := _owner_of(x)) else "that call"
     raise DonationError(
         f"`{name}` ({describe_array(x)}){others} been deleted: {it} was {fate_of(x)}. "
-        f"Use the `{tree}` that {by} returned. To keep the old one, pass "
-        f"`eqx.tree_copy({tree})`."
+        f"Use the {tree} that {by} returned. To keep the old one, pass "
+        f"`eqx.tree_copy({tree.strip('`')})`."
     ) from error
 
 

@@ -38,7 +38,8 @@ def tree_equal(
     [`equinox_like.filter_jit`][], by type and value at every depth: `1`, `1.0` and `True`
     differ, a NaN equals itself, and a JAX array equals only itself. So trees that are
     equal have the same structure for a compiled function. `a == b` for two Modules is
-    this function.
+    this function, if they hold arrays. Without arrays they have a hash, and their leaves
+    are compared by the strict rule, too.
 
     **Arguments:**
 

@@ -1,7 +1,8 @@
 """The strict rule: static values are the same only if their types are, at every depth.
 
 In Python `1 == 1.0 == True`, `0.0 == -0.0` and `nan != nan`. But a program that was
-compiled for one of these values is wrong for the others. `strict_key` turns static
+compiled for one of these values is wrong for the others. A dtype is the same in all its
+forms: `np.dtype("float32")`, `np.float32` and `jnp.float32`. `strict_key` turns static
 values into a key whose `==` and `hash` follow the strict rule. Most values stay as they
 are, next to their types, so that a comparison costs no Python call. A container becomes
 a tuple of its content. So the key does not change when the container does, and it is
@@ -20,6 +21,7 @@ from collections import ChainMap, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any, Final
 
+import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
@@ -33,7 +35,6 @@ _PLAIN: Final = frozenset(
         int,
         str,
         bytes,
-        type,
         type(None),
         type(...),
         types.FunctionType,
@@ -55,15 +56,17 @@ def strict_key(values: Iterable[Any]) -> tuple[tuple[type, ...], tuple[Any, ...]
     kinds = tuple(map(type, values))
     if _PLAIN.issuperset(kinds):
         return kinds, values
+    values = tuple(np.dtype(x) if _is_scalar_type(x) else x for x in values)
     # cloudpickle cannot send the class of a dtype such as bfloat16, which is in the
     # treedef of a Module. The `==` of two dtypes needs no class.
+    kinds = tuple(map(type, values))
     kinds = tuple(np.dtype if issubclass(kind, np.dtype) else kind for kind in kinds)
     return kinds, tuple(map(_key_of, values))
 
 
 def strictly_same(a: Any, b: Any) -> bool:
     """Whether `a` and `b` have the same type and are equal, at every depth."""
-    return a is b or (type(a) is type(b) and _key_of(a) == _key_of(b))
+    return a is b or strict_key((a,)) == strict_key((b,))
 
 
 def strict_treedef(treedef: Any, nodes: Any = jtu.default_registry) -> Any:
@@ -124,9 +127,18 @@ def _compares_strictly(data: Any) -> bool:
     return (
         kind in _PLAIN
         or kind in strict_types
-        or isinstance(data, type)
+        or (isinstance(data, type) and not _is_scalar_type(data))
         or is_compared_by_identity(kind)
     )
+
+
+def _is_scalar_type(x: Any) -> bool:
+    """Whether `x` is a class of NumPy or JAX that stands for a dtype."""
+    return type(x) is type(jnp.float32) or (type(x) is type and x in _NUMPY_SCALARS)
+
+
+# With those of `ml_dtypes`, and without abstract ones such as `np.floating`.
+_NUMPY_SCALARS: Final = frozenset(np.sctypeDict.values())
 
 
 class _StrictAux:

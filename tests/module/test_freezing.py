@@ -284,6 +284,9 @@ def test_frozen_arrays_are_compared_by_element_and_frozen_modules_as_a_whole() -
     first, same, other = map(eqx.frozen, layers)
     assert first == same and first != other and first != layers[0]
     assert hash(eqx.frozen("a")) == hash(eqx.frozen("a"))
+    # A frozen number equals the number.
+    for value in (1, 1.0, np.float32(1)):
+        assert eqx.frozen(value) == 1 and hash(eqx.frozen(value)) == hash(1)
 
 
 def test_numpy_copies_what_is_frozen() -> None:

@@ -8,6 +8,7 @@ import pickle
 import types
 import typing
 from typing import Any, ClassVar
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -107,17 +108,17 @@ def test_gradient_of_a_bound_method_is_one():
     assert gradient.__self__.factor == 3.0
 
 
-def test_equality_and_hash_go_by_structure():
-    assert Scale(1.0).apply == Scale(1.0).apply
-    assert Scale(1.0).apply != Scale(2.0).apply
-    assert Scale(1.0).apply != Scale.apply
-    assert hash(Scale(1.0).apply) == hash(Scale(1.0).apply)
+def test_equality_and_hash_are_those_of_methods_of_python():
+    scale = Scale(1.0)
+    assert scale.apply == scale.apply and hash(scale.apply) == hash(scale.apply)
+    assert scale.apply != Scale(1.0).apply and scale.apply != Scale.apply
+    assert scale.apply == mock.ANY and scale.apply != scale.__call__
 
 
 def test_bound_method_can_be_copied_and_pickled():
     bound = Scale(3.0).apply
     for again in (copy.copy(bound), copy.deepcopy(bound)):
-        assert again(2.0) == 6.0 and again == bound
+        assert again(2.0) == 6.0 and eqx.tree_equal(again, bound)
     assert pickle.loads(pickle.dumps(bound))(2.0) == 6.0
 
 
@@ -375,7 +376,7 @@ class TestWrappedMethods:
     def test_it_can_be_pickled_and_copied(self, name):
         bound = getattr(Cached(1), name)
         for again in (pickle.loads(pickle.dumps(bound)), copy.deepcopy(bound)):
-            assert again(2) == 3 and again == bound
+            assert again(2) == 3 and eqx.tree_equal(again, bound)
             assert jtu.tree_structure(again) == jtu.tree_structure(bound)
 
 
@@ -594,25 +595,20 @@ def test_jax_does_not_print_a_model_to_name_it(transform):
     assert not printed
 
 
-def test_programs_of_a_model_bear_its_name():
-    f = jax.jit(Weighted(2.0))
-    assert "jit_Weighted" in f.lower(jnp.ones(3)).as_text()
-
-
 @pytest.mark.parametrize(
     "model", [Weighted(2.0), eqx.nn.Lambda(jnp.sin), eqx.nn.Sequential([])], ids=str
 )
-def test_a_model_is_no_function_so_only_jax_sees_a_name(model):
+def test_a_model_is_not_a_function_and_has_no_name(model):
     """pytest names a test by the `__name__` of its parameter."""
     assert not hasattr(model, "__name__") and not hasattr(model, "__qualname__")
     assert eqx.filter_jit(len).__name__ == eqx.Partial(len).__name__ == "len"
-    assert jax.jit(model).__name__ == type(model).__name__
-    bound = model.__call__
-    assert bound.__name__ == "__call__"
+    assert inspect.unwrap(model).__name__ == model.__call__.__name__ == "__call__"
+    assert jax.jit(model.__call__).__name__ == "__call__"
 
 
 def test_what_cannot_be_called_has_no_name():
     class Config(eqx.Module):
         x: int = 1
 
-    assert not hasattr(Config(), "__name__") and not hasattr(Config(), "__code__")
+    for name in ("__name__", "__code__", "__wrapped__"):
+        assert not hasattr(Config(), name)

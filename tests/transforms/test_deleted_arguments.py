@@ -152,6 +152,37 @@ def test_deleted_array_is_named_with_the_function_that_took_it(name):
         assert f"`{path}." in text and "donated to `taker`" in text
 
 
+def test_comparison_by_an_operator_names_its_side():
+    other = linear()
+    for compare, side in (
+        (lambda m: m == other, "left"),
+        (lambda m: other == m, "right"),
+        (lambda m: m != other, "left"),
+        (lambda m: [m] == [other], "left"),
+    ):
+        with pytest.raises(eqx.DonationError) as caught:
+            compare(deleted())
+        assert str(caught.value) == (
+            f"`{side}.weight` (float32[2,2]) and 1 more array have been deleted: "
+            f"`{side}.weight` was donated to `taker`. Use the tree that `taker` returned. "
+            "To keep the old one, pass `eqx.tree_copy(tree)`."
+        )
+
+
+def test_only_names_that_the_user_chose_are_called_what_was_returned():
+    fixes = {
+        "tree_equal": "tree",
+        "save": "tree",
+        "filter_scan": "tree",
+        "tree_at": "tree",
+    }
+    fixes |= {"filter_grad": "`m`", "filter_jit": "`m`"}
+    for name, tree in fixes.items():
+        with pytest.raises(eqx.DonationError) as caught:
+            CALLS[name][1](deleted())
+        assert f"Use the {tree} that `taker` returned" in str(caught.value)
+
+
 @pytest.mark.parametrize("name", ["filter_grad", "filter_vmap", "tree_equal", "save"])
 def test_function_that_failed_is_named(name):
     @eqx.filter_jit(donate="arrays")

@@ -12,8 +12,10 @@ from typing import Any
 import attrs
 import hypothesis
 import hypothesis.strategies as st
+import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -82,6 +84,56 @@ def test_values_that_python_calls_equal_differ_at_every_depth(containers, x, y):
     assert (jtu.tree_structure(one) == jtu.tree_structure(two)) == (x is y)
     groups = [eqx.split(t, lambda leaf: "data") for t in ({"x": one}, {"x": two})]
     assert (groups[0][1] == groups[1][1]) == (x is y)
+
+
+# Each row is one dtype.
+DTYPES = [
+    [np.dtype("float32"), np.float32, jnp.float32, np.dtype("f4")],
+    [np.dtype(jnp.bfloat16), ml_dtypes.bfloat16, jnp.bfloat16],
+    [np.dtype("int64"), np.int64, jnp.int64],
+    [np.dtype(bool), np.bool_, jnp.bool_],
+]
+
+
+@given(
+    st.lists(st.sampled_from(list(CONTAINERS)), max_size=3),
+    st.sampled_from([(row, x) for row, xs in enumerate(DTYPES) for x in xs]),
+    st.sampled_from([(row, x) for row, xs in enumerate(DTYPES) for x in xs]),
+)
+def test_dtype_is_the_same_in_all_its_forms(containers, x, y):
+    a, b = nests(containers, x[1], y[1])
+    same = x[0] == y[0]
+    assert strictly_same(a, b) == same
+    if same:
+        assert hash(strict_key([a])) == hash(strict_key([b]))
+    one, two = Node(0, tag=a), Node(0, tag=b)
+    assert eqx.tree_equal(one, two) is same and (one == two) is same
+    treedefs = [jtu.tree_structure(node) for node in (one, two)]
+    assert (treedefs[0] == treedefs[1]) == same
+    groups = [eqx.split(t, lambda leaf: "data") for t in (one, two)]
+    assert (groups[0][1] == groups[1][1]) == same
+
+
+def test_what_only_resembles_a_dtype_is_another_value():
+    others = float, int, bool, "float32", "f4", np.floating, np.generic, np.number
+    for dtype in itertools.chain(*DTYPES):
+        for other in (*others, jax.dtypes.prng_key, np.dtype(">f4"), np.float64):
+            assert not strictly_same([dtype], [other])
+    assert len({strict_key([x]) for x in others}) == len(others)
+
+
+def test_forms_of_a_dtype_share_a_program():
+    traces = []
+
+    @eqx.filter_jit
+    def convert(x, dtype):
+        traces.append(dtype)
+        return x.astype(dtype.tag["to"][0])
+
+    for dtype in DTYPES[0] + DTYPES[1]:
+        y = convert(jnp.arange(2), Node(0, tag={"to": [dtype]}))
+        assert y.dtype == dtype
+    assert len(traces) == 2
 
 
 def test_containers_differ_in_more_than_what_is_in_them():

@@ -197,12 +197,12 @@ def _use_of_key(layer: Any) -> _Use:
         return _use_of_key(layer.__wrapped__) if is_named else _Use.NEVER
     if isinstance(layer, Transformed):
         return _use_of_key(layer.__wrapped__)
-    if is_vmapped(layer):
-        return _Use.NEVER
     function = type(layer).__call__ if isinstance(layer, Module) else layer
-    if type(function) is not types.FunctionType or any(
-        hasattr(layer, name) for name in ("__signature__", "__wrapped__")
-    ):
+    wraps = getattr(layer, "__wrapped__", None) not in (None, layer.__call__)  # pyright: ignore[reportAttributeAccessIssue]
+    if (wraps or function is layer) and is_vmapped(layer):
+        return _Use.NEVER
+    shows_another = wraps or hasattr(layer, "__signature__")
+    if shows_another or type(function) is not types.FunctionType:
         return _use_by_signature(layer)
     # Reading a signature takes as long as an eager call of a layer.
     known = _known_uses.get(function)

@@ -11,6 +11,7 @@ import jax.tree_util as jtu
 from ..._core.context import Entering
 from ..._errors import did_you_mean
 from ..._module import AbstractVar, Frozen, Module, field
+from ..._module.module import Function
 from ..._module.wrappers import check_forwards
 from ..._tree.nodes import describe_node
 from ..._tree.partitioning import map_nodes
@@ -170,7 +171,7 @@ class _Casting(StatefulLayer, Generic[_Layer]):
         return _Method(self, name) if _is_method(layer, name) else getattr(layer, name)
 
 
-class _Method(Module):
+class _Method(Function):
     """A method of a wrapped layer, called with the same casts as the layer."""
 
     owner: _Casting
