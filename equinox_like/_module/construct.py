@@ -93,8 +93,11 @@ class ModuleSpec:
             isinstance(getattr(cls, name, None), property) for name in names
         )
         # Whether `object.__new__` alone makes an empty instance.
-        self.new_is_plain = cls.__new__ is _new and not (
-            is_abstract or self.abstract_class_variables or inspect.isabstract(cls)
+        self.new_is_plain = (
+            cls.__new__ is make_instance
+            and super(Node, cls).__new__ is _new
+            and not (is_abstract or self.abstract_class_variables)
+            and not inspect.isabstract(cls)
         )
         # Whether there are converters, or abstract variables without a value.
         self.needs_conversion = bool(self.converters or self.abstract_variables)
@@ -252,7 +255,11 @@ def construct(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
                 self = _make_empty(cls, spec, args, kwargs)
                 if not isinstance(self, cls):
                     return self
-                if _is_finished(self, spec) and _count_references(self) != _ALONE:
+                if (
+                    not self._assignable_
+                    and _is_finished(self, spec)
+                    and _count_references(self) != _ALONE
+                ):
                     # `__new__` returned an instance that it made before.
                     cls.__init__(self, *args, **kwargs)
                     return self
@@ -318,6 +325,17 @@ def _make_empty(cls: type, spec: ModuleSpec, args: Any, kwargs: Any) -> Any:
     except TypeError as error:
         note_abstract_fields(error, cls, spec.names)
         raise
+
+
+def make_instance(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    # The `__new__` of Modules. One of the user's that calls it may then assign fields.
+    make = super(Node, cls).__new__
+    if make is not _new:  # that of a base class which is not a Module
+        return make(cls, *args, **kwargs)
+    self = _new(cls)
+    if cls.__new__ is not make_instance:
+        _set(self, ASSIGNABLE, cls._assignable_names_)
+    return self
 
 
 def _is_finished(self: Any, spec: ModuleSpec) -> bool:
