@@ -15,7 +15,15 @@ import jax.tree_util as jtu
 
 from .._errors import did_you_mean
 from .match import flatten_up_to
-from .nodes import Nodes, children_of, describe_node, path_within, with_article
+from .nodes import (
+    Nodes,
+    children_of,
+    describe_node,
+    path_within,
+    refuse_unset,
+    unset_fields,
+    with_article,
+)
 
 # One step of a path as a user writes it: `(".", name)` or `("[]", index or key)`.
 _Step = tuple[str, Any]
@@ -118,12 +126,12 @@ def _read(steps: tuple[_Step, ...], node: Any) -> Any:
 def _evaluate(steps: tuple[_Step, ...], nodes: Nodes) -> int:
     """The place of the node that Python code with these steps reads."""
     node = _read(steps, nodes.all[0])
+    _refuse_unset(steps, nodes)
     found = nodes.places_of(node)
     if not found:
         raise TypeError(
             f"`pytree{_text(steps)}` can be read, but is not a node of the tree. "
-            "Values of static fields, computed values, and defaults in the class that "
-            "`__init__` did not assign cannot be replaced."
+            "Values of static fields and computed values cannot be replaced."
         )
     if len(found) > 1:
         raise ValueError(
@@ -132,6 +140,14 @@ def _evaluate(steps: tuple[_Step, ...], nodes: Nodes) -> int:
             f"{', '.join(f'`{path}`' for path in nodes.paths_of(node))}."
         )
     return found[0]
+
+
+def _refuse_unset(steps: tuple[_Step, ...], nodes: Nodes) -> None:
+    """Raises if the path leads through a field that was not assigned."""
+    for i, (kind, name) in enumerate(steps):
+        node = _read(steps[:i], nodes.all[0])
+        if kind == "." and name in (unset := unset_fields(node)):
+            refuse_unset(_text(steps[:i]), node, unset[name])
 
 
 def _leads_nowhere(node: Any, steps: tuple[_Step, ...], at: int) -> ValueError:

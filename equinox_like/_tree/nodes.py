@@ -1,8 +1,9 @@
 """Paths as a user writes them; all nodes of a tree, by identity or path; one node."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import jax.tree_util as jtu
 
@@ -141,6 +142,30 @@ def children_of(node: Any) -> tuple[list[tuple[tuple[Any, ...], Any]], Any]:
         return was_below
 
     return jtu.tree_flatten_with_path(node, is_leaf=stop)
+
+
+def unset_fields(node: Any) -> dict[str, dataclasses.Field]:
+    """The fields of a dataclass that were not assigned, so that reading one gives the
+    default in the class. They are not part of the tree."""
+    if not dataclasses.is_dataclass(node) or not hasattr(node, "__dict__"):
+        return {}
+    return {
+        f.name: f
+        for f in dataclasses.fields(node)
+        if f.name not in vars(node)
+        and not f.metadata.get("static")
+        and not isinstance(getattr(type(node), f.name, None), property)
+    }
+
+
+def refuse_unset(path: str, node: Any, field: dataclasses.Field) -> NoReturn:
+    """Raises for one of `unset_fields(node)`, where `node` is at `path`."""
+    place = "`__init__`" if field.init else "`__init__` or `__post_init__`"
+    raise TypeError(
+        f"`pytree{path}.{field.name}` cannot be set: defaults in the class that "
+        "`__init__` did not assign are not part of the tree. In "
+        f"{type(node).__qualname__}, assign `self.{field.name}` in {place}."
+    )
 
 
 def describe_node(node: Any) -> str:
