@@ -255,11 +255,7 @@ def construct(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
                 self = _make_empty(cls, spec, args, kwargs)
                 if not isinstance(self, cls):
                     return self
-                if (
-                    not self._assignable_
-                    and _is_finished(self, spec)
-                    and _count_references(self) != _ALONE
-                ):
+                if _is_finished(self, spec) and _count_references(self) != _ALONE:
                     # `__new__` returned an instance that it made before.
                     cls.__init__(self, *args, **kwargs)
                     return self
@@ -339,7 +335,9 @@ def make_instance(cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _is_finished(self: Any, spec: ModuleSpec) -> bool:
-    return bool(spec.names) and all(name in self.__dict__ for name in spec.names)
+    # A `__new__` that assigns all fields leaves the rest of the construction to us.
+    is_open = bool(self._assignable_) or not spec.names
+    return not is_open and all(name in self.__dict__ for name in spec.names)
 
 
 def _convert(self: Any, spec: ModuleSpec) -> Any:

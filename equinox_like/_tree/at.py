@@ -17,7 +17,7 @@ import jax.tree_util as jtu
 from .at_where import choose_places, is_function
 from .deleted import deleted_named
 from .filters import is_array
-from .nodes import Nodes, describe_node, refuse_unset, unset_fields
+from .nodes import Nodes, describe_node, refuse_unset
 from .require import refuse_callable_leaf, require_callable
 
 _Tree = TypeVar("_Tree")
@@ -151,11 +151,11 @@ def tree_at(
         try:
             places, is_one_node = _choose(answer, filled_answer, nodes, filled_nodes)
         except (TypeError, ValueError):
-            _refuse_unset(where, nodes)
+            refuse_unset(where, nodes)
             raise
         # Python has only one `None`, and a default `()` looks like no nodes.
         if not places or any(nodes.all[place] is None for place in places):
-            _refuse_unset(where, nodes)
+            refuse_unset(where, nodes)
     _refuse_overlap(places, nodes)
     if replace is NOT_GIVEN:
         originals = Nodes(pytree, is_leaf).all
@@ -317,33 +317,13 @@ def _locate(node: Any, twin: Any, nodes: Nodes, filled_nodes: Nodes) -> int:
         raise TypeError(
             f"`where` returned {shown}, which is not in `pytree`. It must return a "
             "node of the tree that it is given, or a list or tuple of nodes; values "
-            "of static fields are not nodes."
+            "of static fields are not nodes, nor are defaults in the class that "
+            "`__init__` did not assign."
         )
     raise ValueError(
         "`where` must return a node of the tree that it is given, or a list or tuple "
         f"of nodes. It returned {describe_node(node)} that is not in `pytree`."
     )
-
-
-def _refuse_unset(where: Any, nodes: Nodes) -> None:
-    """Raises if `where` chose a field that was not assigned, which is given a value of its
-    own in another copy."""
-    copy = jtu.tree_map(lambda leaf: leaf, nodes.all[0])
-    marks = {}
-    for place, node in enumerate(Nodes(copy).all):
-        # A node without leaves may be the user's own object.
-        unset = {} if node is nodes.all[place] else unset_fields(node)
-        for name, field in unset.items():
-            mark = _OpaqueLeaf()
-            object.__setattr__(node, name, mark)
-            marks[mark] = jtu.keystr(nodes.key_paths[place]), node, field
-    try:
-        answer = where(copy)
-    except Exception:
-        return
-    for part in answer if isinstance(answer, list | tuple) else [answer]:
-        if type(part) is _OpaqueLeaf and part in marks:
-            refuse_unset(*marks[part])
 
 
 def _places_of_tuple(twin: Any, filled_nodes: Nodes) -> list[int]:

@@ -7,6 +7,7 @@ property that returns a node.
 """
 
 import ast
+import functools
 import re
 from collections.abc import Callable
 from typing import Any, TypeGuard
@@ -21,7 +22,6 @@ from .nodes import (
     describe_node,
     path_within,
     refuse_unset,
-    unset_fields,
     with_article,
 )
 
@@ -126,12 +126,13 @@ def _read(steps: tuple[_Step, ...], node: Any) -> Any:
 def _evaluate(steps: tuple[_Step, ...], nodes: Nodes) -> int:
     """The place of the node that Python code with these steps reads."""
     node = _read(steps, nodes.all[0])
-    _refuse_unset(steps, nodes)
+    refuse_unset(functools.partial(_read, steps), nodes)
     found = nodes.places_of(node)
     if not found:
         raise TypeError(
             f"`pytree{_text(steps)}` can be read, but is not a node of the tree. "
-            "Values of static fields and computed values cannot be replaced."
+            "Values of static fields, computed values, and defaults in the class that "
+            "`__init__` did not assign cannot be replaced."
         )
     if len(found) > 1:
         raise ValueError(
@@ -140,14 +141,6 @@ def _evaluate(steps: tuple[_Step, ...], nodes: Nodes) -> int:
             f"{', '.join(f'`{path}`' for path in nodes.paths_of(node))}."
         )
     return found[0]
-
-
-def _refuse_unset(steps: tuple[_Step, ...], nodes: Nodes) -> None:
-    """Raises if the path leads through a field that was not assigned."""
-    for i, (kind, name) in enumerate(steps):
-        node = _read(steps[:i], nodes.all[0])
-        if kind == "." and name in (unset := unset_fields(node)):
-            refuse_unset(_text(steps[:i]), node, unset[name])
 
 
 def _leads_nowhere(node: Any, steps: tuple[_Step, ...], at: int) -> ValueError:

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import jax.tree_util as jtu
 
 from .at import tree_at
-from .nodes import path_str, refuse_unset, unset_fields
+from .nodes import not_assigned, path_str, unset_fields
 from .require import refuse_class
 
 _Tree = TypeVar("_Tree")
@@ -79,8 +79,8 @@ def _set_flags(pytree: Any, value: Any) -> Any:
     flags = {path for path, _ in parts if path and path[-1] == _FLAG}
     for path, node in owners:
         if (*path, _FLAG) not in flags:
-            if _FLAG.name in (unset := unset_fields(node)):
-                refuse_unset(jtu.keystr(path), node, unset[_FLAG.name])
+            if _FLAG.name in unset_fields(node):
+                raise not_assigned(jtu.keystr(path), node, _FLAG.name)
             raise TypeError(
                 f"`{path_str((*path, _FLAG), 'pytree')}` cannot be set: it is a static "
                 f"field, a property or a class attribute of {type(node).__qualname__}, "

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import jax.tree_util as jtu
 
@@ -144,28 +144,43 @@ def children_of(node: Any) -> tuple[list[tuple[tuple[Any, ...], Any]], Any]:
     return jtu.tree_flatten_with_path(node, is_leaf=stop)
 
 
-def unset_fields(node: Any) -> dict[str, dataclasses.Field]:
+def unset_fields(node: Any) -> list[str]:
     """The fields of a dataclass that were not assigned, so that reading one gives the
     default in the class. They are not part of the tree."""
-    if not dataclasses.is_dataclass(node) or not hasattr(node, "__dict__"):
-        return {}
-    return {
-        f.name: f
-        for f in dataclasses.fields(node)
-        if f.name not in vars(node)
-        and not f.metadata.get("static")
-        and not isinstance(getattr(type(node), f.name, None), property)
-    }
+    own = getattr(node, "__dict__", None)
+    if own is None or not dataclasses.is_dataclass(node):
+        return []
+    names = [f.name for f in dataclasses.fields(node) if not f.metadata.get("static")]
+    kinds = {name: type(getattr(type(node), name, None)) for name in names}
+    return [name for name in names if name not in own and kinds[name] is not property]
 
 
-def refuse_unset(path: str, node: Any, field: dataclasses.Field) -> NoReturn:
-    """Raises for one of `unset_fields(node)`, where `node` is at `path`."""
-    place = "`__init__`" if field.init else "`__init__` or `__post_init__`"
-    raise TypeError(
-        f"`pytree{path}.{field.name}` cannot be set: defaults in the class that "
-        "`__init__` did not assign are not part of the tree. In "
-        f"{type(node).__qualname__}, assign `self.{field.name}` in {place}."
+def not_assigned(path: str, node: Any, name: str) -> TypeError:
+    """The error for one of `unset_fields(node)`, where `node` is at `path`."""
+    return TypeError(
+        f"`pytree{path}.{name}` cannot be set: defaults in the class that `__init__` did "
+        f"not assign are not part of the tree. In {type(node).__qualname__}, assign "
+        f"`self.{name}` in `__init__`, or in `__post_init__` if `__init__` is generated."
     )
+
+
+def refuse_unset(where: Callable[[Any], Any], nodes: Nodes) -> None:
+    """Raises if `where` chooses a field that was not assigned. In a copy of the tree each
+    of these has its error as its value."""
+    copy = jtu.tree_map(lambda leaf: leaf, nodes.all[0])
+    for path, old, node in zip(
+        nodes.key_paths, nodes.all, Nodes(copy).all, strict=True
+    ):
+        # A node without leaves may be the user's own object.
+        for name in unset_fields(node) if node is not old else ():
+            object.__setattr__(node, name, not_assigned(jtu.keystr(path), node, name))
+    try:
+        answer = where(copy)
+    except Exception:
+        return
+    for part in answer if isinstance(answer, list | tuple) else [answer]:
+        if isinstance(part, TypeError):
+            raise part
 
 
 def describe_node(node: Any) -> str:

@@ -369,7 +369,12 @@ def test_path_through_a_default_is_refused():
             pass
 
     with pytest.raises(TypeError, match=r"`pytree\.norm` .* assign `self\.norm` in"):
-        eqx.tree_at("norm.weight", Model(), 1.0)
+        eqx.tree_at("norm", Model(), 1.0)
+    for where in ("norm.weight", lambda m: m.norm.weight):
+        with pytest.raises(
+            TypeError, match="defaults in the class that `__init__` did"
+        ):
+            eqx.tree_at(where, Model(), 1.0)
 
 
 def test_static_node_with_a_default_is_not_changed():

@@ -121,9 +121,8 @@ def test_flag_that_was_not_assigned_is_refused_with_the_fix(cls):
     text = r"`pytree\[0\]\['a'\]\.inference` cannot be set.* "
     text += rf"In {cls.__name__}, assign `self\.inference` in `__init__`"
     for function in eqx.tree_inference, eqx.nn.inference_mode:
-        with pytest.raises(TypeError, match=text) as caught:
+        with pytest.raises(TypeError, match=text):
             function([{"a": cls()}])
-        assert ("`__post_init__`" in str(caught.value)) is (cls is NotInInit)
     with pytest.raises(TypeError, match=text):
         eqx.tree_at(lambda m: m[0]["a"].inference, [{"a": cls()}], True)
 
