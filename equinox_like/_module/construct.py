@@ -95,7 +95,7 @@ class ModuleSpec:
         # Whether `object.__new__` alone makes an empty instance.
         self.new_is_plain = (
             cls.__new__ is make_instance
-            and super(Node, cls).__new__ is _new
+            and super(Node, cls).__new__ is _new  # pyright: ignore[reportArgumentType]
             and not (is_abstract or self.abstract_class_variables)
             and not inspect.isabstract(cls)
         )

@@ -4,7 +4,7 @@
 conspicuous value."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +47,12 @@ def spoilt(x: Any, mode: str = "raise") -> Any:
 
 
 _T = TypeVar("_T")
+
+_AT_ONCE = (
+    "The predicate of this check is true as a Python value, so it fails while the program "
+    "is traced, also in a branch that is not taken. In a branch, pass `jnp.asarray(True)`: "
+    "that fails if the branch runs."
+)
 
 OnError = Literal["default", "raise", "nan", "breakpoint", "off"]
 
@@ -179,7 +185,9 @@ def branched_error_if(
             f"{', '.join(map(repr, messages))}."
         )
     if mode == "raise" and is_plain and isinstance(index, int):
-        _fail_now(Check(messages, (), goes_on=False).message(index))
+        error = EquinoxTracetimeError(Check(messages, (), goes_on=False).message(index))
+        error.add_note(_AT_ONCE)
+        raise error
     arrays = [jnp.asarray(array) for array in arrays]
     if not _is_known_false(pred):
         arrays = _checked(arrays, *_by_element(pred, index), messages, mode)
@@ -263,16 +271,6 @@ def _is_plain(pred: Any) -> bool:
             f"{describe_node(pred)}."
         )
     return not is_array(pred) and not hasattr(pred, "__jax_array__")
-
-
-def _fail_now(message: str) -> NoReturn:
-    error = EquinoxTracetimeError(message)
-    error.add_note(
-        "The predicate of this check is true as a Python value, so it fails while the "
-        "program is traced, also in a branch that is not taken. In a branch, pass "
-        "`jnp.asarray(True)`: that fails if the branch runs."
-    )
-    raise error
 
 
 def _is_known_false(pred: Any) -> bool:

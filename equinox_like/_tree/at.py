@@ -17,7 +17,7 @@ import jax.tree_util as jtu
 from .at_where import choose_places, is_function
 from .deleted import deleted_named
 from .filters import is_array
-from .nodes import Nodes, describe_node, refuse_unset
+from .nodes import Nodes, describe_node
 from .require import refuse_callable_leaf, require_callable
 
 _Tree = TypeVar("_Tree")
@@ -151,11 +151,11 @@ def tree_at(
         try:
             places, is_one_node = _choose(answer, filled_answer, nodes, filled_nodes)
         except (TypeError, ValueError):
-            refuse_unset(where, nodes)
+            nodes.refuse_unset(where)
             raise
         # Python has only one `None`, and a default `()` looks like no nodes.
         if not places or any(nodes.all[place] is None for place in places):
-            refuse_unset(where, nodes)
+            nodes.refuse_unset(where)
     _refuse_overlap(places, nodes)
     if replace is NOT_GIVEN:
         originals = Nodes(pytree, is_leaf).all

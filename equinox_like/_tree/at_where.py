@@ -16,14 +16,7 @@ import jax.tree_util as jtu
 
 from .._errors import did_you_mean
 from .match import flatten_up_to
-from .nodes import (
-    Nodes,
-    children_of,
-    describe_node,
-    path_within,
-    refuse_unset,
-    with_article,
-)
+from .nodes import Nodes, children_of, describe_node, path_within, with_article
 
 # One step of a path as a user writes it: `(".", name)` or `("[]", index or key)`.
 _Step = tuple[str, Any]
@@ -126,7 +119,7 @@ def _read(steps: tuple[_Step, ...], node: Any) -> Any:
 def _evaluate(steps: tuple[_Step, ...], nodes: Nodes) -> int:
     """The place of the node that Python code with these steps reads."""
     node = _read(steps, nodes.all[0])
-    refuse_unset(functools.partial(_read, steps), nodes)
+    nodes.refuse_unset(functools.partial(_read, steps))
     found = nodes.places_of(node)
     if not found:
         raise TypeError(

@@ -112,6 +112,24 @@ class Nodes:
         """As `key_paths`, but as a user would write them; empty for the tree itself."""
         return [path_within(path) for path in self.key_paths]
 
+    def refuse_unset(self, where: Callable[[Any], Any]) -> None:
+        """Raises if `where` chooses a field that was not assigned. In a copy of the tree
+        each of these has its error as its value."""
+        copy = jtu.tree_map(lambda leaf: leaf, self.all[0])
+        for path, old, new in zip(
+            self.key_paths, self.all, Nodes(copy).all, strict=True
+        ):
+            # A node without leaves may be the user's own object.
+            for name in unset_fields(new) if new is not old else ():
+                object.__setattr__(new, name, not_assigned(jtu.keystr(path), new, name))
+        try:
+            answer = where(copy)
+        except Exception:
+            return
+        for part in answer if isinstance(answer, list | tuple) else [answer]:
+            if isinstance(part, TypeError):
+                raise part
+
 
 def node_paths(tree: Any) -> list[tuple[Any, ...]]:
     """The key path of each node and leaf, in the order of `Nodes`."""
@@ -162,25 +180,6 @@ def not_assigned(path: str, node: Any, name: str) -> TypeError:
         f"not assign are not part of the tree. In {type(node).__qualname__}, assign "
         f"`self.{name}` in `__init__`, or in `__post_init__` if `__init__` is generated."
     )
-
-
-def refuse_unset(where: Callable[[Any], Any], nodes: Nodes) -> None:
-    """Raises if `where` chooses a field that was not assigned. In a copy of the tree each
-    of these has its error as its value."""
-    copy = jtu.tree_map(lambda leaf: leaf, nodes.all[0])
-    for path, old, node in zip(
-        nodes.key_paths, nodes.all, Nodes(copy).all, strict=True
-    ):
-        # A node without leaves may be the user's own object.
-        for name in unset_fields(node) if node is not old else ():
-            object.__setattr__(node, name, not_assigned(jtu.keystr(path), node, name))
-    try:
-        answer = where(copy)
-    except Exception:
-        return
-    for part in answer if isinstance(answer, list | tuple) else [answer]:
-        if isinstance(part, TypeError):
-            raise part
 
 
 def describe_node(node: Any) -> str:

@@ -1,42 +1,60 @@
-"""The private modules of Equinox from which published code imports.
+"""The modules of the alias `equinox`: the public ones, and those private ones of Equinox
+from which published code imports.
 
-Each has what is public in `equinox`, `equinox.nn` and `equinox.internal`, and the names in
-`_names.py`.
+A private module has what is public in any of them, and the names in `_names.py`.
 """
 
 import dis
 import functools
 import sys
+import types
 from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec
 from typing import Any
 
 import equinox_like
-from equinox_like import internal, nn
+from equinox_like import debug, internal, nn
 
 from . import _names
 
+_PUBLIC = {
+    "equinox": equinox_like,
+    "equinox.nn": nn,
+    "equinox.internal": internal,
+    "equinox.debug": debug,
+}
 _PRIVATE = """
     _custom_types _doc_utils _filters _misc _module _module._module _tree _vmap_pmap
     internal._loop internal._loop.bounded internal._loop.checkpointed internal._omega
     nn._attention nn._dropout nn._linear nn._misc nn._stateful
 """.split()
-_PUBLIC = {"equinox": equinox_like, "equinox.nn": nn, "equinox.internal": internal}
 
 
 def install() -> None:
-    """Makes the modules. The public ones must have been imported."""
+    """Makes the modules, and gives `equinox` the public names."""
     sys.meta_path.append(_Missing)
-    for path in _PRIVATE:
-        made = module_from_spec(ModuleSpec(f"equinox.{path}", None, is_package=True))
-        vars(made)["__getattr__"] = functools.partial(find, made.__name__)
-        sys.modules[made.__name__] = made
-        parent, _, name = made.__name__.rpartition(".")
-        setattr(sys.modules[parent], name, made)
+    for name in (*_PUBLIC, *map("equinox.{}".format, _PRIVATE)):
+        module = sys.modules.get(name)
+        if module is None:
+            module = module_from_spec(ModuleSpec(name, None, is_package=True))
+            parent, _, last = name.rpartition(".")
+            setattr(sys.modules[parent], last, module)
+            sys.modules[name] = module
+        _fill(module)
 
 
-def find(module: str, name: str) -> Any:
-    """A name of a private module, or a private name of a public one."""
+def _fill(module: types.ModuleType) -> None:
+    library = _PUBLIC.get(module.__name__)
+    module.__getattr__ = functools.partial(_read, module.__name__)
+    if library is not None:
+        names = [name for name in dir(library) if not name.startswith("_")]
+        vars(module).update(__all__=names, __dir__=names.copy, __doc__=library.__doc__)
+
+
+def _read(module: str, name: str) -> Any:
+    """An attribute of a module."""
+    if module in _PUBLIC and not name.startswith("_"):
+        return getattr(_PUBLIC[module], name)
     home = _PUBLIC.get(_home_of(name), _names)
     if module not in _PUBLIC and not name.startswith("__") and hasattr(home, name):
         return getattr(home, name)
