@@ -179,8 +179,8 @@ class Immutable(Shown, Node):
                 refuse_assignment(self, name)
 
     def __dir__(self) -> list[str]:
-        # Some special names are of some instances only: `__code__`, `__wrapped__`. Others
-        # are not read, since they may be properties of the user's.
+        # Some special names are of some instances only, as `__wrapped__`. Others are not
+        # read, since they may be properties of the user's.
         return [x for x in super().__dir__() if not is_dunder(x) or hasattr(self, x)]
 
     def __getstate__(self) -> dict[str, Any]:

@@ -267,7 +267,7 @@ class ModuleMeta(abc.ABCMeta):
             super().__delattr__(name)
 
     def __dir__(cls) -> list[str]:
-        # `__code__` and the like are of instances. `typing.no_type_check` reads each name.
+        # An `OfCallables` is of instances only. `typing.no_type_check` reads each name.
         return [name for name in super().__dir__() if hasattr(cls, name)]
 
     def register(cls, subclass: type) -> NoReturn:

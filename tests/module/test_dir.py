@@ -160,7 +160,7 @@ def test_what_can_be_read_is_listed():
     for name in ("weight", "name", "doubled", "make", "helper", "cached", "mixed_in"):
         assert name in dir(called)
     assert {"weight", "jitted", "kept", "__call__"} <= set(dir(Called))
-    assert {"__code__", "__wrapped__"} <= set(dir(eqx.filter_jit(double)))
+    assert {"__name__", "__wrapped__"} <= set(dir(eqx.filter_jit(double)))
     assert {"x", "y", "method", "jitted"} & set(dir(Abstract)) == {"method", "jitted"}
     for name in ("lower", "trace", "eval_shape", "explain", "donation_report"):
         assert name in dir(Called.jitted) and name not in dir(called.jitted)
