@@ -322,6 +322,11 @@ def test_private_modules_that_published_code_imports():
         assert static_field is eqx.static_field
         assert eqx._module._module._ModuleMeta is type(Module)
 
+        # quax copies the names of a private module to a module of its own, but for one.
+        from equinox._module import _module
+
+        assert "is_abstract_module" in vars(_module) and "Module" in vars(_module)
+
         # What is not public here.
         twice = eqx.filter_jit(sentinel, donate="none")(lambda x: 2 * x)
         assert twice(1) == 2 and default_floating_dtype() == jnp.float32
@@ -377,6 +382,7 @@ def test_other_private_names_are_answered_with_the_public_one():
             "equinox._jit",
             "equinox.nn._conv",
             "equinox._misc.nothing",
+            "vars(equinox._misc)['__getattr__']('_hidden')",
             "equinox._misc._nothing",
         ):
             error = error_of(code)

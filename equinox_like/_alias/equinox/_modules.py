@@ -1,13 +1,12 @@
 """The modules of the alias `equinox`: the public ones, and those private ones of Equinox
-from which published code imports.
+from which published code imports, by a table of their names.
 
-A private module has what is public in any of them, and the names in `_names.py`.
+A name in the table is public in one of the others, or is in `_names.py`.
 """
 
 import dis
 import functools
 import sys
-import types
 from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec
 from typing import Any
@@ -23,41 +22,58 @@ _PUBLIC = {
     "equinox.internal": internal,
     "equinox.debug": debug,
 }
-_PRIVATE = """
-    _custom_types _doc_utils _filters _misc _module _module._module _tree _vmap_pmap
-    internal._loop internal._loop.bounded internal._loop.checkpointed internal._omega
-    nn._attention nn._dropout nn._linear nn._misc nn._stateful
-""".split()
+_PRIVATE = {
+    "_custom_types": "sentinel",
+    "_doc_utils": "doc_remove_args doc_repr",
+    "_filters": "combine filter is_array is_array_like is_inexact_array partition"
+    " is_inexact_array_like",
+    "_misc": "currently_jitting default_floating_dtype left_broadcast_to",
+    "_module": "AbstractClassVar AbstractVar Module Partial Static StrictConfig field"
+    " module_update_wrapper static_field",
+    "_module._module": "Module _ModuleMeta _currently_initialising _has_dataclass_init"
+    " is_abstract_module module_update_wrapper",
+    "_tree": "tree_at tree_check tree_equal tree_flatten_one_level",
+    "_vmap_pmap": "filter_pmap filter_vmap if_array",
+    "internal._loop": "MaybeBuffer buffer_at_set scan while_loop",
+    "internal._loop.bounded": "bounded_while_loop",
+    "internal._loop.checkpointed": "checkpointed_while_loop",
+    "internal._omega": "_Metaω ω",
+    "nn._attention": "MultiheadAttention dot_product_attention"
+    " dot_product_attention_weights",
+    "nn._dropout": "Dropout",
+    "nn._linear": "Identity Linear",
+    "nn._misc": "default_init",
+    "nn._stateful": "State StateIndex delete_init_state make_with_state",
+}
 
 
 def install() -> None:
     """Makes the modules, and gives `equinox` the public names."""
     sys.meta_path.append(_Missing)
-    for name in (*_PUBLIC, *map("equinox.{}".format, _PRIVATE)):
-        module = sys.modules.get(name)
-        if module is None:
-            module = module_from_spec(ModuleSpec(name, None, is_package=True))
-            parent, _, last = name.rpartition(".")
-            setattr(sys.modules[parent], last, module)
-            sys.modules[name] = module
-        _fill(module)
+    for name, library in _PUBLIC.items():
+        names = [x for x in dir(library) if not x.startswith("_")]
+        _make(
+            name, {"__all__": names, "__dir__": names.copy, "__doc__": library.__doc__}
+        )
+    for name, names in _PRIVATE.items():
+        homes = {x: _PUBLIC.get(_home_of(x), _names) for x in names.split()}
+        _make(f"equinox.{name}", {x: getattr(home, x) for x, home in homes.items()})
 
 
-def _fill(module: types.ModuleType) -> None:
-    library = _PUBLIC.get(module.__name__)
-    module.__getattr__ = functools.partial(_read, module.__name__)
-    if library is not None:
-        names = [name for name in dir(library) if not name.startswith("_")]
-        vars(module).update(__all__=names, __dir__=names.copy, __doc__=library.__doc__)
+def _make(name: str, attributes: dict[str, Any]) -> None:
+    if name not in sys.modules:
+        made = module_from_spec(ModuleSpec(name, None, is_package=True))
+        parent, _, last = name.rpartition(".")
+        setattr(sys.modules[parent], last, made)
+        sys.modules[name] = made
+    read = functools.partial(_read, name)
+    vars(sys.modules[name]).update(attributes, __getattr__=read)
 
 
 def _read(module: str, name: str) -> Any:
-    """An attribute of a module."""
+    """An attribute that is not in the dictionary of a module."""
     if module in _PUBLIC and not name.startswith("_"):
         return getattr(_PUBLIC[module], name)
-    home = _PUBLIC.get(_home_of(name), _names)
-    if module not in _PUBLIC and not name.startswith("__") and hasattr(home, name):
-        return getattr(home, name)
     raise AttributeError(
         f"module {module!r} has no attribute {name!r}: {_advice(name)}"
     )
