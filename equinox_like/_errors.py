@@ -3,7 +3,7 @@
     RuntimeError
     ├── DonationError      a buffer was donated and is used again, or cannot be donated
     ├── EquinoxRuntimeError    a check of values failed while a program ran
-    ├── EquinoxTracetimeError  a check of values failed during tracing; never raised
+    │   └── EquinoxTracetimeError  a check failed already while it was traced
     ├── LeafError          reading or writing one leaf of a tree failed (carries `.path`)
     └── MissingKeyError    a layer that draws random numbers got no key
     TypeError
@@ -48,11 +48,10 @@ class EquinoxRuntimeError(RuntimeError):
     """A check of values by [`equinox_like.error_if`][] failed while a program ran."""
 
 
-class EquinoxTracetimeError(RuntimeError):
-    """A check that is known to fail while a program is traced.
+class EquinoxTracetimeError(EquinoxRuntimeError):
+    """A check by [`equinox_like.error_if`][] whose condition is true as a Python value.
 
-    Never raised: the check may be in a branch that is not taken, so it fails when the
-    program runs. The class exists for code that catches it.
+    It fails at once, also while a program is traced.
     """
 
 

@@ -1,11 +1,15 @@
 """Runs the test suites of libraries written for Equinox with this one. For use by hand.
 
     python scripts/ecosystem_tests.py [NAME...]
+    python scripts/ecosystem_tests.py NAME=CHECKOUT
 
 Of each library, the newest release and its tests are installed in a temporary
 environment. Its tests run with Equinox, and then with `equinox_like`. A row of the table
 of docs/ecosystem.md is printed, and below it each test that only passes with Equinox. A
 suite that takes longer than MINUTES (15) is interrupted; tests that ran are counted.
+
+The releases of some libraries have no tests. Name a checkout of the repository then, as in
+`jaxtyping=../jaxtyping`.
 """
 
 import collections
@@ -40,6 +44,7 @@ SUITES: Mapping[str, tuple[list[str], list[str]]] = {
     "gpjax": (["hypothesis", "networkx", "xarray", "pytest-beartype"], []),
     "jaxmore": ([*_SYBIL, "beartype", "optax", "pytest-benchmark"], []),
     "jaxoplanet": ([], []),
+    "jaxtyping": (["beartype", "cloudpickle", "ipython", "typeguard<3"], []),
     "jinns": ([], []),
     "klax": ([], []),
     "oncequinox": (_SYBIL, []),
@@ -52,17 +57,24 @@ SUITES: Mapping[str, tuple[list[str], list[str]]] = {
 }
 
 
-def try_suite(name: str, folder: Path) -> None:
+def try_suite(name: str, checkout: str, folder: Path) -> None:
     more, arguments = SUITES.get(name, ([], []))
     subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
     python = folder / "venv" / "bin" / "python"
     pip = [python, "-m", "pip"]
-    source = ["--no-deps", "--no-binary", name, "--dest", folder, name]
-    subprocess.run([*pip, "download", "-q", *source], check=True)
-    (archive,) = folder.glob("*.tar.gz")
-    with tarfile.open(archive) as tar:
-        tar.extractall(folder, filter="data")
-    tests = folder / archive.name.removesuffix(".tar.gz")
+    tests, version = Path(checkout).resolve(), "checkout"
+    if not checkout:
+        source = ["--no-deps", "--no-binary", name, "--dest", folder, name]
+        subprocess.run([*pip, "download", "-q", *source], check=True)
+        (archive,) = folder.glob("*.tar.gz")
+        with tarfile.open(archive) as tar:
+            tar.extractall(folder, filter="data")
+        tests = folder / archive.name.removesuffix(".tar.gz")
+        version = tests.name.rpartition("-")[2]
+    suite = next((x for x in ("tests", "test") if (tests / x).is_dir()), None)
+    if suite is None:
+        print(f"{name}: the release has no tests, so name a checkout.")
+        return
     tools = ["pytest", "pytest-timeout", "equinox==0.13.8"]
     subprocess.run([*pip, "install", "-q", tests, ROOT, *tools, *more], check=True)
 
@@ -77,7 +89,7 @@ def try_suite(name: str, folder: Path) -> None:
             "--timeout=300",
             f"--junitxml={report}",
         ]
-        command += ["-p", "no:cacheprovider", *arguments, "tests"]
+        command += ["-p", "no:cacheprovider", *arguments, suite]
         environment = {**os.environ, "PYTHONPATH": str(path)}
         with subprocess.Popen(command, cwd=tests, env=environment) as process:
             try:
@@ -87,7 +99,6 @@ def try_suite(name: str, folder: Path) -> None:
         return dict(results(report))
 
     genuine, ours = run(""), run(ALIAS)
-    version = archive.name.removesuffix(".tar.gz").rpartition("-")[2]
     both = genuine.keys() & ours.keys()
     passed = [sum(each[test] for test in both) for each in (genuine, ours)]
     print(f"| {name} | {version} | {passed[0]} | {passed[1]} |")
@@ -113,6 +124,7 @@ def results(report: Path) -> Iterator[tuple[str, bool]]:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or SUITES:
+    for argument in sys.argv[1:] or SUITES:
+        name, _, checkout = argument.partition("=")
         with tempfile.TemporaryDirectory() as folder:
-            try_suite(name, Path(folder))
+            try_suite(name, checkout, Path(folder))

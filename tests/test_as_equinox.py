@@ -284,31 +284,144 @@ def test_the_loop_that_astronomix_imports():
     assert out == "16.0 32.0\n"
 
 
+def test_private_modules_that_published_code_imports():
+    out = run("""
+        import equinox_like.as_equinox
+        import equinox as eqx
+        import equinox_like
+        from equinox_like import internal, nn
+        from equinox._misc import currently_jitting, default_floating_dtype
+        from equinox._misc import left_broadcast_to
+        from equinox._module import field, Module, Static, Partial, static_field
+        from equinox._custom_types import sentinel
+        from equinox._doc_utils import doc_repr
+        from equinox._filters import combine, filter, is_array, partition
+        from equinox._tree import tree_at, tree_equal
+        from equinox._vmap_pmap import filter_pmap, filter_vmap, if_array
+        from equinox.internal._loop.bounded import bounded_while_loop
+        from equinox.nn._attention import dot_product_attention, MultiheadAttention
+        from equinox.nn._attention import dot_product_attention_weights
+        from equinox.nn._dropout import Dropout
+        from equinox.nn._linear import Identity, Linear
+        from equinox.nn._misc import default_init
+        from equinox.nn._stateful import State, StateIndex, make_with_state
+        import equinox.nn._linear as linear
+        import jax, jax.numpy as jnp
+
+        here = globals().copy()
+        names = "field Module Partial combine filter is_array partition tree_at "
+        names += "tree_equal filter_pmap filter_vmap if_array"
+        for name in names.split():
+            assert here[name] is getattr(equinox_like, name), name
+        for name in ("Static", "doc_repr", "left_broadcast_to"):
+            assert here[name] is getattr(internal, name), name
+        names = "dot_product_attention MultiheadAttention Dropout Identity Linear State"
+        for name in f"{names} StateIndex make_with_state".split():
+            assert here[name] is getattr(nn, name), name
+        assert linear is eqx.nn._linear and linear.Linear is Linear
+        assert static_field is eqx.static_field
+        assert eqx._module._module._ModuleMeta is type(Module)
+
+        # quax copies the names of a private module to a module of its own, but for one.
+        from equinox._module import _module
+
+        assert "is_abstract_module" in vars(_module) and "Module" in vars(_module)
+
+        # What is not public here.
+        twice = eqx.filter_jit(sentinel, donate="none")(lambda x: 2 * x)
+        assert twice(1) == 2 and default_floating_dtype() == jnp.float32
+        assert (currently_jitting(), jax.jit(currently_jitting)()) == (False, True)
+        key = jax.random.key(0)
+        weight = default_init(key, (3, 2), jnp.float32, 0.5)
+        assert (weight == jax.random.uniform(key, (3, 2), minval=-0.5, maxval=0.5)).all()
+        step = lambda x: 2 * x
+        f = lambda x: bounded_while_loop(lambda x: x < 9, step, x, max_steps=16)
+        assert f(1.0) == 16 and jax.grad(f)(1.0) == 16
+        ones = jnp.ones((3, 4))
+        assert jnp.allclose(dot_product_attention_weights(ones, ones), 1 / 3)
+        print("passed")
+    """)
+    assert out == "passed\n", out
+
+
+def test_other_private_names_are_answered_with_the_public_one():
+    out = run("""
+        import importlib, importlib.util
+        import equinox_like.as_equinox
+        import equinox
+
+        def error_of(code):
+            try:
+                exec(code, globals().copy())
+            except Exception as error:
+                assert "pickle" not in str(error)
+                return error
+            raise AssertionError(code)
+
+        for code, answer in (
+            ("from equinox._jit import filter_jit", "from equinox import filter_jit"),
+            ("from equinox.nn._conv import Conv, _x", "from equinox.nn import Conv"),
+            ("from equinox.internal._onnx import to_onnx", "from equinox import to_onnx"),
+            (
+                "from equinox.internal._nontraceable import nontraceable, nonbatchable",
+                "from equinox.internal import nontraceable`, "
+                "`from equinox.internal import nonbatchable",
+            ),
+        ):
+            error = error_of(code)
+            assert type(error) is ModuleNotFoundError and error.name == code.split()[1]
+            assert f"Write `{answer}`." in str(error), error
+        for code in (
+            "import equinox._jit",
+            "import equinox.nn._conv as conv",
+            "from equinox.nn._conv import *",
+            "from equinox.nn._conv import _ntuple",
+            "import equinox._misc.deeper",
+            "importlib.import_module('equinox._jit')",
+            "importlib.util.find_spec('equinox._jit')",
+            "equinox._jit",
+            "equinox.nn._conv",
+            "equinox._misc.nothing",
+            "vars(equinox._misc)['__getattr__']('_hidden')",
+            "equinox._misc._nothing",
+        ):
+            error = error_of(code)
+            assert isinstance(error, ModuleNotFoundError | AttributeError)
+            assert "`from equinox import ...`, `from equinox.nn import" in str(error)
+        error = error_of("from equinox._misc import nothing")
+        assert type(error) is ImportError
+        assert importlib.util.find_spec("equinoxes") is None
+        print("passed")
+    """)
+    assert out == "passed\n", out
+
+
 def test_pickle_made_with_equinox_says_what_to_do():
     out = run("""
-        import importlib, pickle
+        import pickle
         import equinox_like.as_equinox
 
         def make(module, name):
             return f"c{module}\\n{name}\\n.".encode()
 
-        for module in ("equinox.nn._linear", "equinox._module._prebuilt", "equinox._jit"):
-            try:
-                pickle.loads(make(module, "Linear"))
-            except ModuleNotFoundError as error:
-                assert error.name == module and str(error).startswith(
-                    f"No module named {module!r}"
-                )
-                assert "`equinox.tree_serialise_leaves`" in str(error)
-                assert "`tree_deserialise_leaves`" in str(error)
-            else:
-                raise AssertionError(module)
+        for module in ("equinox.nn._conv", "equinox._module._prebuilt", "equinox._jit"):
+            # In C, and in Python.
+            for loads in (pickle.loads, pickle._loads):
+                try:
+                    loads(make(module, "Linear"))
+                except ModuleNotFoundError as error:
+                    assert error.name == module and str(error).startswith(
+                        f"No module named {module!r}"
+                    )
+                    assert "`equinox.tree_serialise_leaves`" in str(error)
+                    assert "`tree_deserialise_leaves`" in str(error)
+                else:
+                    raise AssertionError(module)
         # What an importer of an optional module relies on.
         try:
             import equinox.nn._unknown
         except ImportError:
             print("passed")
-        assert importlib.util.find_spec("equinoxes") is None
     """)
     assert out == "passed\n", out
 

@@ -156,6 +156,9 @@ class JittedMethod(Partial[Any]):
     explain = _of_the_function("explain")
     donation_report = _of_the_function("donation_report")
 
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if hasattr(self, name)]
+
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         jitted: Any = self.func
         if type(jitted) is not Jitted or self.keywords:  # not made by attribute access

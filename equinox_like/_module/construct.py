@@ -93,8 +93,11 @@ class ModuleSpec:
             isinstance(getattr(cls, name, None), property) for name in names
         )
         # Whether `object.__new__` alone makes an empty instance.
-        self.new_is_plain = cls.__new__ is _new and not (
-            is_abstract or self.abstract_class_variables or inspect.isabstract(cls)
+        self.new_is_plain = (
+            cls.__new__ is make_instance
+            and super(Node, cls).__new__ is _new  # pyright: ignore[reportArgumentType]
+            and not (is_abstract or self.abstract_class_variables)
+            and not inspect.isabstract(cls)
         )
         # Whether there are converters, or abstract variables without a value.
         self.needs_conversion = bool(self.converters or self.abstract_variables)
@@ -320,8 +323,21 @@ def _make_empty(cls: type, spec: ModuleSpec, args: Any, kwargs: Any) -> Any:
         raise
 
 
+def make_instance(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    # The `__new__` of Modules. One of the user's that calls it may then assign fields.
+    make = super(Node, cls).__new__
+    if make is not _new:  # that of a base class which is not a Module
+        return make(cls, *args, **kwargs)
+    self = _new(cls)
+    if cls.__new__ is not make_instance:
+        _set(self, ASSIGNABLE, cls._assignable_names_)
+    return self
+
+
 def _is_finished(self: Any, spec: ModuleSpec) -> bool:
-    return bool(spec.names) and all(name in self.__dict__ for name in spec.names)
+    # A `__new__` that assigns all fields leaves the rest of the construction to us.
+    is_open = bool(self._assignable_) or not spec.names
+    return not is_open and all(name in self.__dict__ for name in spec.names)
 
 
 def _convert(self: Any, spec: ModuleSpec) -> Any:

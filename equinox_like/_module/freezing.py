@@ -156,7 +156,8 @@ class Frozen(Module):
         return map_arrays(jax.lax.stop_gradient, value)
 
     def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *dir(self.value)]
+        forwarded = (name for name in dir(self.value) if not name.startswith("__"))
+        return [*super().__dir__(), *forwarded]
 
     # A frozen array is shown by its numbers, as by `jax.debug.print`.
     def __format__(self, spec: str) -> str:

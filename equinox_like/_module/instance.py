@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from .._annotations import ARE_LAZY
 from .._errors import did_you_mean
-from .construct import ModuleSpec
-from .flatten import WRAPPER_ATTRIBUTES, Node
+from .._tree.cached import raw_dict
+from .construct import ModuleSpec, make_instance
+from .fields import is_dunder
+from .flatten import ASSIGNABLE, WRAPPER_ATTRIBUTES, Node
 from .values import type_name
 
 
@@ -107,8 +109,10 @@ class Immutable(Shown, Node):
         # `WRAPPER_ATTRIBUTES`.
         _assignable_names_: ClassVar[frozenset[str]]
 
-    # Type checkers that see these allow any name to be assigned and deleted.
+    # Type checkers that see these allow any name to be assigned and deleted, and any
+    # argument of the class.
     if not TYPE_CHECKING:
+        __new__ = make_instance
 
         def __setattr__(self, name: str, value: Any) -> None:
             # `Cls[int](...)` sets `__orig_class__` on the instance; it is not in the tree.
@@ -127,6 +131,11 @@ class Immutable(Shown, Node):
             else:
                 refuse_assignment(self, name)
 
+    def __dir__(self) -> list[str]:
+        # Some special names are of some instances only, as `__wrapped__`. Others are not
+        # read, since they may be properties of the user's.
+        return [x for x in super().__dir__() if not is_dunder(x) or hasattr(self, x)]
+
     def __getstate__(self) -> dict[str, Any]:
         # Only the parts of the tree; cached properties are computed again.
         names = self._module_fields_.union(WRAPPER_ATTRIBUTES)
@@ -136,6 +145,7 @@ class Immutable(Shown, Node):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        raw_dict(self).pop(ASSIGNABLE, None)  # if a `__new__` of the user's was called
 
 
 def _note_property(self: Any, name: str, error: AttributeError) -> None:

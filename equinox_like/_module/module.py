@@ -259,6 +259,10 @@ class ModuleMeta(abc.ABCMeta):
         else:
             super().__delattr__(name)
 
+    def __dir__(cls) -> list[str]:
+        # An `OfCallables` is of instances only. `typing.no_type_check` reads each name.
+        return [name for name in super().__dir__() if hasattr(cls, name)]
+
     def register(cls, subclass: type) -> NoReturn:
         raise ValueError(
             f"Cannot register {subclass!r} as a virtual subclass of "
@@ -281,14 +285,14 @@ class Module(Immutable, Hashable, metaclass=ModuleMeta):
     fields, except for fields declared `field(static=True)`, which are part of the
     structure.
 
-    If you do not write an `__init__`, one is generated. During construction, declared
-    fields can be assigned. After it the instance is immutable: to change something, make a
-    changed copy by [`equinox_like.tree_at`][] or `dataclasses.replace`. If there is a
-    method `__check_init__(self)`, it runs after each construction, and so do those of all
-    base classes. `class Derived(Base, kw_only=True)` makes the fields that it declares
-    keyword-only. If a class inherits an `__init__` that is written out, type checkers take
-    the one of a dataclass for it: `class Derived(Base, init=False)` tells them otherwise. A
-    class cannot be instantiated if it is made by
+    If you do not write an `__init__`, one is generated. During construction, by `__new__`
+    and `__init__`, declared fields can be assigned. After it the instance is immutable: to
+    change something, make a changed copy by [`equinox_like.tree_at`][] or
+    `dataclasses.replace`. If there is a method `__check_init__(self)`, it runs after each
+    construction, and so do those of all base classes. `class Derived(Base, kw_only=True)`
+    makes the fields that it declares keyword-only. If a class inherits an `__init__` that
+    is written out, type checkers take the one of a dataclass for it: `class Derived(Base,
+    init=False)` tells them otherwise. A class cannot be instantiated if it is made by
     `class Base(Module, is_abstract=True)`, or has an [`equinox_like.AbstractVar`][] or an
     abstract method.
 

@@ -74,7 +74,7 @@ class Check:
 
     def _failures(self, pred: np.ndarray, index: np.ndarray) -> Iterator[str]:
         if pred.ndim == 0:
-            yield self._message(int(index))
+            yield self.message(int(index))
             return
         places = np.argwhere(pred).tolist()
         if not places:
@@ -83,11 +83,11 @@ class Check:
         yield f"{len(places)} of {pred.size} elements of a batch failed."
         for place in places[:_MAX_LISTED]:
             shown = place[0] if len(place) == 1 else tuple(place)
-            yield f"Batch element {shown}: {self._message(int(index[tuple(place)]))}"
+            yield f"Batch element {shown}: {self.message(int(index[tuple(place)]))}"
         if len(places) > _MAX_LISTED:
             yield f"... and {len(places) - _MAX_LISTED} more."
 
-    def _message(self, index: int) -> str:
+    def message(self, index: int) -> str:
         if 0 <= index < len(self.messages):
             return self.messages[index]
         return (

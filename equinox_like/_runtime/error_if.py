@@ -18,7 +18,7 @@ from .._compat.tracing import Tracer, at_top_level, within_program
 from .._core.base import frames_hidden
 from .._core.flat_call import take_apart
 from .._environment import BREAKPOINT_FRAMES, MODES, ON_ERROR
-from .._errors import did_you_mean
+from .._errors import EquinoxTracetimeError, did_you_mean
 from .._tree.arrays import is_typed_key, with_key, without_key
 from .._tree.filters import is_array, is_array_like
 from .._tree.nodes import describe_node
@@ -47,6 +47,12 @@ def spoilt(x: Any, mode: str = "raise") -> Any:
 
 
 _T = TypeVar("_T")
+
+_AT_ONCE = (
+    "The predicate of this check is true as a Python value, so it fails while the program "
+    "is traced, also in a branch that is not taken. In a branch, pass `jnp.asarray(True)`: "
+    "that fails if the branch runs."
+)
 
 OnError = Literal["default", "raise", "nan", "breakpoint", "off"]
 
@@ -85,6 +91,9 @@ def error_if(
 
     **Raises:**
 
+    [`equinox_like.EquinoxTracetimeError`][] at once, also while a program is traced, if
+    `pred` is true as a Python value and `on_error` is `"raise"`. A branch that is not taken
+    is traced, too: `jnp.asarray(True)` or `np.True_` fails only where it runs.
     [`equinox_like.EquinoxRuntimeError`][], from code that is not compiled, and from the
     call of the outermost [`equinox_like.filter_jit`][], which waits for the result if
     the program has a check. Under `jax.jit`, and in a loop or branch under a `jax.grad`
@@ -138,8 +147,8 @@ def branched_error_if(
 
     **Raises:**
 
-    As `error_if`; `TypeError` if `index` is not of integers, `ValueError` if it cannot be
-    broadcast against `pred`.
+    As `error_if`, at once only if `index` is a Python integer, too; `TypeError` if `index`
+    is not of integers, `ValueError` if it cannot be broadcast against `pred`.
 
     !!! example
 
@@ -162,7 +171,8 @@ def branched_error_if(
     """
     mode = _mode(on_error)
     messages = _check_messages(msgs)
-    if mode == "off" or _is_plainly_false(pred):
+    is_plain = _is_plain(pred)
+    if mode == "off" or (is_plain and not pred):
         return x
     if mode == "nan":
         _warn_if_known_true(pred, index, messages)
@@ -174,6 +184,10 @@ def branched_error_if(
             "returned one in its place. The check was for: "
             f"{', '.join(map(repr, messages))}."
         )
+    if mode == "raise" and is_plain and isinstance(index, int):
+        error = EquinoxTracetimeError(Check(messages, (), goes_on=False).message(index))
+        error.add_note(_AT_ONCE)
+        raise error
     arrays = [jnp.asarray(array) for array in arrays]
     if not _is_known_false(pred):
         arrays = _checked(arrays, *_by_element(pred, index), messages, mode)
@@ -249,13 +263,14 @@ def _check_messages(msgs: Sequence[str]) -> tuple[str, ...]:
     return given
 
 
-def _is_plainly_false(pred: Any) -> bool:
+def _is_plain(pred: Any) -> bool:
+    """Whether the predicate is a Python value, which JAX does not trace."""
     if not is_array_like(pred):
         raise TypeError(
             "The predicate of `error_if` must be a bool or an array; got "
             f"{describe_node(pred)}."
         )
-    return not is_array(pred) and not hasattr(pred, "__jax_array__") and not pred
+    return not is_array(pred) and not hasattr(pred, "__jax_array__")
 
 
 def _is_known_false(pred: Any) -> bool:

@@ -148,7 +148,14 @@ def tree_at(
                 "`where` must not change the tree that it is given. Reading a missing "
                 "key of a `defaultdict` adds the key."
             )
-        places, is_one_node = _choose(answer, filled_answer, nodes, filled_nodes)
+        try:
+            places, is_one_node = _choose(answer, filled_answer, nodes, filled_nodes)
+        except (TypeError, ValueError):
+            nodes.refuse_unset(where)
+            raise
+        # Python has only one `None`, and a default `()` looks like no nodes.
+        if not places or any(nodes.all[place] is None for place in places):
+            nodes.refuse_unset(where)
     _refuse_overlap(places, nodes)
     if replace is NOT_GIVEN:
         originals = Nodes(pytree, is_leaf).all

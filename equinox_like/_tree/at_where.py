@@ -7,6 +7,7 @@ property that returns a node.
 """
 
 import ast
+import functools
 import re
 from collections.abc import Callable
 from typing import Any, TypeGuard
@@ -118,6 +119,7 @@ def _read(steps: tuple[_Step, ...], node: Any) -> Any:
 def _evaluate(steps: tuple[_Step, ...], nodes: Nodes) -> int:
     """The place of the node that Python code with these steps reads."""
     node = _read(steps, nodes.all[0])
+    nodes.refuse_unset(functools.partial(_read, steps))
     found = nodes.places_of(node)
     if not found:
         raise TypeError(

@@ -34,7 +34,7 @@ class _Flat:
             return self
         describe = getattr(registry, "describe", None)  # `PublicRegistry` has none
         if describe is None or type(instance) not in cached_types:
-            raise AttributeError(FLAT)  # for tools that read every name in `dir`
+            return None
         flat: Any = None
         try:
             # The instance itself comes last.

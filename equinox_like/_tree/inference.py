@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import jax.tree_util as jtu
 
 from .at import tree_at
-from .nodes import path_str
+from .nodes import not_assigned, path_str, unset_fields
 from .require import refuse_class
 
 _Tree = TypeVar("_Tree")
@@ -41,8 +41,8 @@ def tree_inference(
     **Raises:**
 
     `TypeError` for a class in place of an instance; naming the path, if a node has an
-    attribute `inference` that cannot be set: a static field, a property or a class
-    attribute.
+    attribute `inference` that cannot be set: a static field, a property, a class
+    attribute, or a field that `__init__` did not assign.
 
     The result shares arrays with `pytree`: to donate one deletes those of the other.
     [`equinox_like.tree_copy`][] makes copies.
@@ -79,6 +79,8 @@ def _set_flags(pytree: Any, value: Any) -> Any:
     flags = {path for path, _ in parts if path and path[-1] == _FLAG}
     for path, node in owners:
         if (*path, _FLAG) not in flags:
+            if _FLAG.name in unset_fields(node):
+                raise not_assigned(jtu.keystr(path), node, _FLAG.name)
             raise TypeError(
                 f"`{path_str((*path, _FLAG), 'pytree')}` cannot be set: it is a static "
                 f"field, a property or a class attribute of {type(node).__qualname__}, "

@@ -1,5 +1,6 @@
 """Paths as a user writes them; all nodes of a tree, by identity or path; one node."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -111,6 +112,24 @@ class Nodes:
         """As `key_paths`, but as a user would write them; empty for the tree itself."""
         return [path_within(path) for path in self.key_paths]
 
+    def refuse_unset(self, where: Callable[[Any], Any]) -> None:
+        """Raises if `where` chooses a field that was not assigned. In a copy of the tree
+        each of these has its error as its value."""
+        copy = jtu.tree_map(lambda leaf: leaf, self.all[0])
+        for path, old, new in zip(
+            self.key_paths, self.all, Nodes(copy).all, strict=True
+        ):
+            # A node without leaves may be the user's own object.
+            for name in unset_fields(new) if new is not old else ():
+                object.__setattr__(new, name, not_assigned(jtu.keystr(path), new, name))
+        try:
+            answer = where(copy)
+        except Exception:
+            return
+        for part in answer if isinstance(answer, list | tuple) else [answer]:
+            if isinstance(part, TypeError):
+                raise part
+
 
 def node_paths(tree: Any) -> list[tuple[Any, ...]]:
     """The key path of each node and leaf, in the order of `Nodes`."""
@@ -141,6 +160,26 @@ def children_of(node: Any) -> tuple[list[tuple[tuple[Any, ...], Any]], Any]:
         return was_below
 
     return jtu.tree_flatten_with_path(node, is_leaf=stop)
+
+
+def unset_fields(node: Any) -> list[str]:
+    """The fields of a dataclass that were not assigned, so that reading one gives the
+    default in the class. They are not part of the tree."""
+    own = getattr(node, "__dict__", None)
+    if own is None or not dataclasses.is_dataclass(node):
+        return []
+    names = [f.name for f in dataclasses.fields(node) if not f.metadata.get("static")]
+    kinds = {name: type(getattr(type(node), name, None)) for name in names}
+    return [name for name in names if name not in own and kinds[name] is not property]
+
+
+def not_assigned(path: str, node: Any, name: str) -> TypeError:
+    """The error for one of `unset_fields(node)`, where `node` is at `path`."""
+    return TypeError(
+        f"`pytree{path}.{name}` cannot be set: defaults in the class that `__init__` did "
+        f"not assign are not part of the tree. In {type(node).__qualname__}, assign "
+        f"`self.{name}` in `__init__`, or in `__post_init__` if `__init__` is generated."
+    )
 
 
 def describe_node(node: Any) -> str:

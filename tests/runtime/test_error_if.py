@@ -262,8 +262,8 @@ def test_eager_use_without_jit_raises():
         eqx.filter_jit(twice)(BAD)
 
 
-@pytest.mark.parametrize("true", [True, 1, np.asarray([False, True]), 0.5, jnp.ones(2)])
-def test_known_failure_is_one_at_run_time(true):
+@pytest.mark.parametrize("true", [np.True_, np.asarray([False, True]), jnp.ones(2)])
+def test_known_array_fails_at_run_time(true):
     def f(x, taken):
         return lax.cond(taken, lambda x: eqx.error_if(x, true, "no"), lambda x: x, x)
 
@@ -275,7 +275,63 @@ def test_known_failure_is_one_at_run_time(true):
         eqx.error_if(GOOD, true, "no")
 
 
-@pytest.mark.parametrize("pred", [True, jnp.asarray(True)])
+ON_TRACE = {
+    "eager": lambda f: f(GOOD),
+    "filter_jit": lambda f: eqx.filter_jit(f)(GOOD),
+    "jax.jit": lambda f: jax.jit(f)(GOOD),
+    "lower": lambda f: eqx.filter_jit(f).lower(GOOD),
+    "eval_shape": lambda f: jax.eval_shape(f, GOOD),
+    "make_jaxpr": lambda f: jax.make_jaxpr(f)(GOOD),
+    "vmap": lambda f: jax.vmap(f)(jnp.ones(2)),
+    "grad": lambda f: jax.grad(f)(GOOD),
+    "checkpoint": lambda f: jax.checkpoint(f)(GOOD),
+    "scan": lambda f: lax.scan(lambda c, _: (f(c), None), GOOD, length=2),
+    "not taken": lambda f: eqx.filter_jit(lambda x: lax.cond(x > 9, f, lambda x: x, x))(
+        GOOD
+    ),
+    "unused": lambda f: eqx.filter_jit(lambda x: (f(x), x)[1])(GOOD),
+}
+
+
+def traced(message):
+    return pytest.raises(
+        eqx.EquinoxTracetimeError, match=rf"^{message}\n.*Python value"
+    )
+
+
+@pytest.mark.parametrize("use", ON_TRACE)
+@pytest.mark.parametrize("true", [True, 1, 0.5, -1j])
+def test_python_value_fails_while_the_program_is_traced(use, true):
+    with traced("no"):
+        ON_TRACE[use](lambda x: eqx.error_if(x, true, "no"))
+    with traced("two"):
+        ON_TRACE[use](lambda x: eqx.branched_error_if(x, true, 1, MESSAGES))
+    with traced("A check failed with the invalid index 3: .* was given 3 messages."):
+        ON_TRACE[use](lambda x: eqx.branched_error_if(x, true, 3, MESSAGES))
+
+
+@pytest.mark.parametrize("x", [GOOD, np.ones(2), {"a": 1, "b": jnp.ones(2, int)}])
+def test_failure_at_once_is_that_of_the_predicate_and_the_index(x):
+    for function in eqx.error_if, eqx.internal.error_if:
+        with traced("no"):
+            function(x, True, "no")
+    for index in (np.int32(1), jnp.asarray(1), np.asarray([0, 1])):
+        with pytest.raises(eqx.EquinoxRuntimeError, match="two") as caught:
+            eqx.branched_error_if(x, True, index, MESSAGES)
+        assert caught.type is eqx.EquinoxRuntimeError
+
+
+def test_python_value_goes_on_in_the_other_modes():
+    def f(x, mode):
+        return eqx.error_if(x, True, "no", on_error=mode)
+
+    for use in (f, eqx.filter_jit(f), jax.jit(f, static_argnums=1)):
+        with pytest.warns(UserWarning, match="always true"):
+            assert jnp.isnan(use(GOOD, "nan"))
+        assert use(GOOD, "off") == GOOD
+
+
+@pytest.mark.parametrize("pred", [np.True_, jnp.asarray(True)])
 def test_check_in_a_loop_that_takes_no_step_does_not_fail(pred):
     """XLA may move what does not change out of a loop, and so run what was not to run."""
 
@@ -537,7 +593,7 @@ def test_nothing_is_logged(caplog, capfd):
 
 def test_errors_are_what_code_out_there_expects():
     assert issubclass(eqx.EquinoxRuntimeError, RuntimeError)
-    assert issubclass(eqx.EquinoxTracetimeError, RuntimeError)
+    assert issubclass(eqx.EquinoxTracetimeError, eqx.EquinoxRuntimeError)
     error = pickle.loads(pickle.dumps(eqx.EquinoxRuntimeError("text")))
     assert type(error) is eqx.EquinoxRuntimeError
     assert error.args == ("text",)

@@ -1,5 +1,7 @@
 """`tree_at` with paths and trees of bools in place of a function."""
 
+import dataclasses
+
 import hypothesis.strategies as st
 import jax.numpy as jnp
 import jax.tree_util as jtu
@@ -290,15 +292,112 @@ def test_module_that_can_be_called_is_a_function_unless_it_holds_bools_only():
     assert eqx.tree_at(eqx.Partial(lambda i, t: t[i], 1), [1, 2], "new") == [1, "new"]
 
 
-@pytest.mark.parametrize("where", ["rate", lambda m: m.rate])
-def test_default_that_was_not_assigned_is_not_a_node(where):
+DEFAULTS = [0.1, None, False, (), (1, 2), "text", eqx.nn.Lambda(jnp.tanh), len]
+
+
+@given(
+    st.lists(st.sampled_from(DEFAULTS), min_size=1, max_size=4),
+    st.sets(st.integers(0, 3)),
+    st.data(),
+)
+def test_default_that_was_not_assigned_is_refused_by_its_path(defaults, assigned, data):
+    """And an assigned field is replaced, though another one has the same default."""
+    names = [f"f{i}" for i in range(len(defaults))]
+
+    def init(self):
+        for i, name in enumerate(names):
+            if i in assigned:
+                setattr(self, name, getattr(self, name))
+
+    body = dict(zip(names, defaults, strict=True)) | {
+        "__annotations__": dict.fromkeys(names, object),
+        "__init__": init,
+    }
+    cls = type(eqx.Module)("Drawn", (eqx.Module,), body)
+    name = data.draw(st.sampled_from(names))
+    tree = {"a": [Affine(1.0), cls()], "b": None}
+    before = jtu.tree_structure(tree)
+    wheres = (
+        f"['a'][1].{name}",
+        lambda t: getattr(t["a"][1], name),
+        lambda t: [t["a"][0].weight, getattr(t["a"][1], name)],
+    )
+    for where in wheres:
+        new = (10, 10) if where is wheres[2] else 10
+        if names.index(name) in assigned:
+            is_none = lambda x: x is None  # noqa: E731 (there may be several)
+            made = eqx.tree_at(where, tree, new, is_leaf=is_none)
+            assert getattr(made["a"][1], name) == 10
+            assert all(
+                getattr(made["a"][1], other) == getattr(tree["a"][1], other)
+                for other in names
+                if other != name
+            )
+        else:
+            text = (
+                rf"`pytree\['a'\]\[1\]\.{name}` cannot be set: defaults in the class "
+            )
+            text += rf"that `__init__` did not .* In Drawn, assign `self\.{name}` in"
+            with pytest.raises(TypeError, match=text):
+                eqx.tree_at(where, tree, new)
+            with pytest.raises(TypeError, match=text):
+                eqx.tree_at(where, tree, replace_fn=str, is_leaf=lambda x: x is None)
+    assert jtu.tree_structure(tree) == before
+
+
+def test_default_of_none_is_not_taken_for_another_none():
     class Model(eqx.Module):
-        rate: float = 0.1
+        bias: object = None
+        extra: object = None
+        more: int = 1
+
+        def __init__(self):
+            self.extra = None
+
+    for where in (lambda m: m.bias, "bias", lambda m: [m.bias], ["bias"]):
+        with pytest.raises(TypeError, match=r"`pytree\.bias` .* `self\.bias`"):
+            eqx.tree_at(where, Model(), replace_fn=str)
+    made = eqx.tree_at(lambda m: m.extra, Model(), 5)
+    assert vars(made)["extra"] == 5 and "bias" not in vars(made)
+
+
+def test_path_through_a_default_is_refused():
+    class Model(eqx.Module):
+        norm: Affine = Affine(2.0)
 
         def __init__(self):
             pass
 
-    with pytest.raises(
-        TypeError, match="defaults in the class that `__init__` did not"
-    ):
-        eqx.tree_at(where, Model(), 0.2)
+    with pytest.raises(TypeError, match=r"`pytree\.norm` .* assign `self\.norm` in"):
+        eqx.tree_at("norm", Model(), 1.0)
+    for where in ("norm.weight", lambda m: m.norm.weight):
+        with pytest.raises(
+            TypeError, match="defaults in the class that `__init__` did"
+        ):
+            eqx.tree_at(where, Model(), 1.0)
+
+
+def test_static_node_with_a_default_is_not_changed():
+    @jtu.register_static
+    @dataclasses.dataclass(frozen=True)
+    class Fixed:
+        size: int = dataclasses.field(default=2, init=False)
+
+        def __init__(self):
+            pass
+
+    tree = [Fixed(), 1]
+    with pytest.raises(TypeError, match="returned 2, which is not in `pytree`"):
+        eqx.tree_at(lambda t: t[0].size, tree, 1.0)
+    assert vars(tree[0]) == {}
+
+
+def test_where_may_fail_on_another_value_of_a_default():
+    class Model(eqx.Module):
+        size: int = 2
+
+        def __init__(self):
+            pass
+
+    with pytest.raises(TypeError, match="returned 4, which is not in `pytree`"):
+        eqx.tree_at(lambda m: m.size + 2, Model(), 1.0)

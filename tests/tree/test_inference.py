@@ -100,6 +100,33 @@ def test_flag_that_is_no_part_of_the_tree_is_refused_by_its_path():
         assert cls.__qualname__ in str(info.value)
 
 
+class Unassigned(eqx.Module):
+    inference: bool = False
+
+    def __init__(self):
+        pass
+
+
+class Overridden(Unassigned):
+    inference = True
+
+
+class NotInInit(eqx.Module):
+    inference: bool = eqx.field(default=False, init=False)
+
+
+@pytest.mark.parametrize("cls", [Unassigned, Overridden, NotInInit])
+def test_flag_that_was_not_assigned_is_refused_with_the_fix(cls):
+    """The pattern of PyTorch: a default, and an `__init__` that leaves it alone."""
+    text = r"`pytree\[0\]\['a'\]\.inference` cannot be set.* "
+    text += rf"In {cls.__name__}, assign `self\.inference` in `__init__`"
+    for function in eqx.tree_inference, eqx.nn.inference_mode:
+        with pytest.raises(TypeError, match=text):
+            function([{"a": cls()}])
+    with pytest.raises(TypeError, match=text):
+        eqx.tree_at(lambda m: m[0]["a"].inference, [{"a": cls()}], True)
+
+
 def test_method_of_that_name_is_left_alone():
     class Model(eqx.Module):
         dropout: eqx.nn.Dropout

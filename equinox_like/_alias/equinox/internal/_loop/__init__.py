@@ -1,1 +1,0 @@
-"""Private names of Equinox that published libraries use."""
