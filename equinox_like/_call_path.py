@@ -10,6 +10,7 @@ JAX built again is known by a frame of `call_rebuilt`, and the `outer_call` arou
 Where several places fit, none is chosen: a wrong name is worse than none.
 """
 
+import contextlib
 import functools
 import inspect
 import itertools
@@ -62,20 +63,20 @@ def path_here() -> str:
 def note_path(error: BaseException) -> None:
     """Adds the path as a note, once. Call it in an `except` clause."""
     entry: Any = error.__traceback__
-    depth = sum(1 for _ in walk_stack(entry.tb_frame))
-    before, note = getattr(error, "_noted_", (0, None))
-    if depth < before:  # further out, where an error arrives that has its note
+    depth, note = getattr(error, "_noted_", (0, None))
+    here = sum(1 for _ in walk_stack(entry.tb_frame)) if entry else -1
+    if here < depth:  # further out, where an error arrives that has its note
         return
-    path = _path(_calls(entry.tb_frame, entry.tb_next))
-    try:
-        if note is not None:  # the same error was raised before, in another place
+    with contextlib.suppress(Exception):  # of an exception that is a frozen dataclass
+        if depth:  # the same error is raised again, from another place
+            error._noted_ = sys.maxsize, None  # pyright: ignore[reportAttributeAccessIssue]
             error.__notes__.remove(note)
+            return
+        path = _path(_calls(entry.tb_frame, entry.tb_next))
         note = f"This is from {path}." if path else None
-        error._noted_ = depth, note  # pyright: ignore[reportAttributeAccessIssue]
+        error._noted_ = here, note  # pyright: ignore[reportAttributeAccessIssue]
         if note is not None:
             error.add_note(note)
-    except Exception:  # such as an exception that is a frozen dataclass
-        pass
 
 
 def outermost(error: BaseException) -> Any:
@@ -90,7 +91,7 @@ def leave_out_this_frame(error: Exception) -> None:
         return
     entry = error.__traceback__
     if entry is not None and entry.tb_next is not None:
-        error.__traceback__ = entry.tb_next
+        BaseException.with_traceback(error, entry.tb_next)
 
 
 def with_article(name: str) -> str:

@@ -214,7 +214,7 @@ def hide_frames(error: BaseException) -> None:
         if not is_private(entry.tb_frame):
             entry.tb_next = kept
             kept = entry
-    error.__traceback__ = kept
+    BaseException.with_traceback(error, kept)
 
 
 def frames_hidden(function: Callable[_P, _T]) -> Callable[_P, _T]:
