@@ -57,7 +57,7 @@ def outer_call(function: _F) -> _F:
 
 def path_here() -> str:
     """The path for an error that is made now; empty if it is not known."""
-    return _path(_calls(sys._getframe(1)))
+    return _path(sys._getframe(1))
 
 
 def note_path(error: BaseException) -> None:
@@ -70,9 +70,9 @@ def note_path(error: BaseException) -> None:
     with contextlib.suppress(Exception):  # of an exception that is a frozen dataclass
         if depth:  # the same error is raised again, from another place
             error._noted_ = sys.maxsize, None  # pyright: ignore[reportAttributeAccessIssue]
-            error.__notes__.remove(note)
+            error.__notes__ = [text for text in error.__notes__ if text != note]
             return
-        path = _path(_calls(entry.tb_frame, entry.tb_next))
+        path = _path(entry.tb_frame, entry.tb_next)
         note = f"This is from {path}." if path else None
         error._noted_ = here, note  # pyright: ignore[reportAttributeAccessIssue]
         if note is not None:
@@ -133,9 +133,8 @@ def _call_in(frame: types.FrameType) -> Any:
     """The Module whose method a frame runs, the `_Part` or the `_Call`; else `None`."""
     code = frame.f_code
     if code is call_part.__code__:
-        *call, part, function, args, kwargs = _read(frame, *code.co_varnames[:6])
-        is_rebuilt = part is None
-        return _Call(True, function, args, kwargs) if is_rebuilt else _Part(*call, part)
+        owner, steps, part, *call = _read(frame, *code.co_varnames[:6])
+        return _Call(True, *call) if part is None else _Part(owner, steps, part)
     if code in _outer_calls:
         *first, args, kwargs = _read(frame, *code.co_varnames[: code.co_argcount + 2])
         if first and hasattr(first[0], "keywords"):  # a method that is a `Partial`
@@ -170,10 +169,10 @@ def _read(frame: types.FrameType, *names: str) -> tuple[Any, ...]:
     return values
 
 
-def _path(calls: Sequence[Any]) -> str:
+def _path(frame: Any, tb: Any = None) -> str:
     """The text of the path; empty if it is not known."""
     try:
-        sections = list(_sections(calls))
+        sections = list(_sections(_calls(frame, tb)))
     except Exception:  # e.g. of a tree that cannot be flattened; the error matters more
         return ""
     shown = []
@@ -208,9 +207,8 @@ def _sections(calls: Sequence[Any]) -> Iterator[tuple[Any, _Path]]:
                 found = _find(node, tree)
                 if not found and (not steps or _is_module(tree)):
                     continue
-                if (
-                    len(found) != 1
-                ):  # it may be any of these, or a function has called it
+                # It may be any of these, or was called by a function in a container.
+                if len(found) != 1:
                     yield node, path
                     path = ()
                 reached, common = i, _common(found)
@@ -291,7 +289,5 @@ def _key(step: Any) -> Any:
 
 def _common(paths: Sequence[_Path]) -> _Path:
     """What the paths begin with."""
-    steps = itertools.takewhile(
-        lambda each: len(set(each)) == 1, zip(*paths, strict=False)
-    )
-    return tuple(each[0] for each in steps)
+    same = itertools.takewhile(lambda s: len(set(s)) < 2, zip(*paths, strict=False))
+    return tuple(steps[0] for steps in same)

@@ -48,7 +48,7 @@ class Block(eqx.Module):
             raise KeyError("mine")
         return self.lin(x)
 
-    def encode(this, x):
+    def encode(this, x):  # pyright: ignore[reportSelfClsParameterName]
         return this(x)
 
 
@@ -377,8 +377,9 @@ def test_batch_norm_is_named():
     norm, state = nn.make_with_state(nn.BatchNorm)(3, "batch", mode="batch")
 
     def run(part, x):
-        axes = {"in_axes": (0, None), "out_axes": (0, None)}
-        return jax.vmap(part, axis_name="batch", **axes)(x, state)
+        axes = (0, None)
+        call = jax.vmap(part, in_axes=axes, out_axes=axes, axis_name="batch")
+        return call(x, state)
 
     assert place_of(Net(norm), jnp.ones((2, 5)), run) == "`part`"
     assert place_of(Net(norm), jnp.ones((1, 3)), run) == "`part`"
@@ -434,7 +435,7 @@ class Refuses(Exception):
 
 
 class WithoutNotes(Exception):
-    add_note = None
+    add_note: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -586,8 +587,8 @@ def test_deleted_array_is_named_in_the_model(call):
         in_each_way(model, X)[call]()
     leaf = f"{name}.encoder.layers[0].weight"
     assert str(caught.value).startswith(
-        f"`{leaf}` (float32[4,3]) and 11 more arrays have been deleted: `{leaf}` was donated "
-        f"to `step`. Use the `{name}` that `step` returned."
+        f"`{leaf}` (float32[4,3]) and 11 more arrays have been deleted: `{leaf}` was "
+        f"donated to `step`. Use the `{name}` that `step` returned."
     )
 
 
@@ -635,7 +636,7 @@ class Node(eqx.Module):
 
 
 class OtherNode(Node):
-    def __call__(this, x, plan):
+    def __call__(this, x, plan):  # pyright: ignore[reportSelfClsParameterName]
         return Node.__call__(this, x, plan)
 
 
@@ -741,4 +742,5 @@ def test_place_is_true_or_says_less(case, way):
         assert path.startswith(outermost.strip("`"))
         assert not inner or path != outermost.strip("`")
     for part in [*inner, outermost]:
-        assert re.fullmatch(r"`(.*)`( of an? \w+)?", part)[1] in path
+        found = re.fullmatch(r"`(.*)`( of an? \w+)?", part)
+        assert found is not None and found[1] in path
