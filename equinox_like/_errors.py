@@ -19,13 +19,17 @@
 Each is exported from `equinox_like`, so that users can catch it. Exceptions that are
 caught within the library are defined where they are raised.
 
-This file imports nothing else from the library, so that each layer can use it. It also
-has the last sentence of messages about a name that is not known.
+This file imports nothing else from the library than the path that begins the messages of
+layers, so that each layer can use it. It also has the last sentence of messages about a
+name that is not known.
 """
 
 import difflib
+import sys
 from collections.abc import Iterable
 from typing import Any
+
+from ._call_path import path_here
 
 
 class DonationError(RuntimeError):
@@ -72,14 +76,25 @@ class LeafError(RuntimeError):
         return type(self), (self.args[0], self.path)
 
 
-class MissingKeyError(RuntimeError):
+class _OfLayer:
+    """For an error whose message begins with the path of the layer that makes it."""
+
+    _noted_ = sys.maxsize, None  # for `note_path`
+
+    def __init__(self, *args: Any):
+        if args and not str(args[0]).startswith("At `") and (path := path_here()):
+            args = f"At {path}: {args[0]}", *args[1:]
+        super().__init__(*args)  # of an exception
+
+
+class MissingKeyError(_OfLayer, RuntimeError):
     """A layer that draws random numbers was called without a `key`.
 
     Pass a key in training, and evaluate with [`equinox_like.nn.inference_mode`][].
     """
 
 
-class NotAnArrayError(TypeError):
+class NotAnArrayError(_OfLayer, TypeError):
     """A layer was called with something that is not an array, such as text or `None`."""
 
 
@@ -120,7 +135,7 @@ class RetraceWarning(UserWarning):
     """
 
 
-class ShapeError(ValueError, TypeError, AssertionError):
+class ShapeError(_OfLayer, ValueError, TypeError, AssertionError):
     """A layer was called with an array whose shape it cannot take.
 
     It derives from three built-in classes, because code for other libraries may catch any

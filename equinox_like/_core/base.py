@@ -16,6 +16,7 @@ import jax
 import jax.tree_util as jtu
 
 from .._annotations import signature_of
+from .._call_path import note_path, outer_call
 from .._compat.sources import pass_over, was_cut
 from .._module.construct import filled
 from .._module.fields import field
@@ -52,6 +53,7 @@ class Transformed(Function, Generic[_P, _T]):
     # The name of the transformation.
     _transformation_ = ""
     _wraps_callables_ = True
+    _passes_calls_on_ = True
     # The class of the bound method, when `self` is read from an instance.
     _binds_as_ = Partial
     _shown_fields_ = MappingProxyType({"_tree": "__wrapped__"})
@@ -189,8 +191,9 @@ def hide_frames(error: BaseException) -> None:
     Call it in an `except` clause, before a bare `raise`, which does not add its own
     frame again. JAX does the same with its frames; `JAX_TRACEBACK_FILTERING=off` turns
     off both. The last frame stays, because the error was raised there, unless JAX has
-    removed later ones.
+    removed later ones. Before, the path of the layer is noted, which they tell.
     """
+    note_path(error)
     if jax.config.jax_traceback_filtering == "off":  # pyright: ignore[reportAttributeAccessIssue]
         return
     entries = []
@@ -207,7 +210,7 @@ def hide_frames(error: BaseException) -> None:
         if not is_private(entry.tb_frame):
             entry.tb_next = kept
             kept = entry
-    error.__traceback__ = kept
+    BaseException.with_traceback(error, kept)
 
 
 def frames_hidden(function: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -216,6 +219,7 @@ def frames_hidden(function: Callable[_P, _T]) -> Callable[_P, _T]:
     Those about deleted arguments name the leaf.
     """
 
+    @outer_call
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         try:
@@ -231,9 +235,10 @@ def frames_hidden(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 # `nn` is left out: its frames show which layer of a model failed.
 _PRIVATE = tuple(
-    os.path.join(FOLDER, folder, "")
-    for folder in (
-        "_arrays",
+    os.path.join(FOLDER, part)
+    for part in (
+        "_arrays.py",
+        "_call_path.py",
         "_compat",
         "_core",
         "_io",

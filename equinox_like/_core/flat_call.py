@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
+from .._call_path import call_rebuilt
 from .._tree.filters import is_array, is_number
 from .._tree.nodes import describe_node
 from .._tree.strict import strict_key, strict_treedef
@@ -124,7 +125,7 @@ class FlatCall:
     def run(self, data: Iterable[Any]) -> Any:
         """What the function returns, with these data."""
         fun, args, kwargs = self.template.fill(data)
-        return (fun if self.fun is None else self.fun)(*args, **kwargs)
+        return call_rebuilt(fun if self.fun is None else self.fun, *args, **kwargs)
 
     def args_alone(self, data: Iterable[Any]) -> Any:
         """The positional arguments with these data, and `None` for each other leaf."""

@@ -10,6 +10,7 @@ import jax
 import jax.tree_util as jtu
 
 from .._annotations import signature_of
+from .._call_path import outer_call
 from .._compat.tracing import Tracer, at_top_level
 from .._core.base import (
     DEPRECATED,
@@ -159,6 +160,7 @@ class JittedMethod(Partial[Any]):
     def __dir__(self) -> list[str]:
         return [name for name in super().__dir__() if hasattr(self, name)]
 
+    @outer_call
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         jitted: Any = self.func
         if type(jitted) is not Jitted or self.keywords:  # not made by attribute access
@@ -199,6 +201,7 @@ class Jitted(Transformed[_P, _T]):
         self._owner = owner_of_programs(self._tree)
         self._program = program_of(self._held_, self._tree, settings)
 
+    @outer_call
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         try:
             return self._program.call((self._tree, args, kwargs))

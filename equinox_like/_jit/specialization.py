@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import jax
 import jax.tree_util as jtu
 
+from .._call_path import call_rebuilt
 from .._compat.arrays import stored_as
 from .._compat.failures import forget_calls
 from .._compat.tracing import at_top_level, known_array, trace_context
@@ -239,7 +240,7 @@ class Specialization:
             fun = opaque() if tree is None else tree
             instance = getattr(fun, "__self__", None) if tree is None else None
             assignments = Assignments([*skeleton.statics, instance])
-            out = fun(*args, **kwargs)
+            out = call_rebuilt(fun, *args, **kwargs)
             if is_run:
                 return out, {None: ()}
             if shardings is not None:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
+from .._call_path import call_rebuilt
 from .._core.base import frames_hidden, require_callable
 from .._core.difference import ARRAY_TYPE, Leaf, tree_differences
 from .._core.flat_call import Template, pack, take_apart, unpack
@@ -191,7 +192,7 @@ class _Branches:
 
     def _flat(self, name: str) -> Callable[[list[Any]], Any]:
         def flat(data):
-            out = self._functions[name](*self._template.fill(data))
+            out = call_rebuilt(self._functions[name], *self._template.fill(data))
             leaves, treedef = jtu.tree_flatten(out)
             for i in self._numbers:
                 leaves[i] = jnp.asarray(leaves[i])

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .._call_path import call_rebuilt
 from .._core.base import frames_hidden, name_of, require_callable
 from .._errors import did_you_mean
 from .._transforms.arguments import show_as_call
@@ -109,14 +110,14 @@ def _filter_while_loop(
     def as_jax_does(carry: Carry) -> Any:
         def flat_cond(state):
             steps, data = state
-            goes_on = cond(carry.fill(data))
+            goes_on = call_rebuilt(cond, carry.fill(data))
             _require_bool(goes_on, cond)
             return goes_on if limit is None else (steps < limit) & goes_on
 
         def flat_body(state):
             steps, data = state
             steps = None if limit is None else steps + 1
-            return steps, carry.step(data, body(carry.fill(data)))
+            return steps, carry.step(data, call_rebuilt(body, carry.fill(data)))
 
         steps = [] if limit is None else ["the number of steps"]
         for flat, fun in [(flat_cond, cond), (flat_body, body)]:
@@ -328,7 +329,7 @@ def run_staged(
         return cond(carry.fill(data, jnp.asarray(True)))
 
     def flat_body(pred, data):
-        after = carry.step(data, body(carry.fill(data, pred)))
+        after = carry.step(data, call_rebuilt(body, carry.fill(data, pred)))
         return data if after is None else after
 
     # JAX's messages name the user's functions and the leaves of the carry.

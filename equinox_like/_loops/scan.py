@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from .._call_path import call_rebuilt
 from .._compat.arrays import weakly_typed
 from .._core.base import frames_hidden, name_of, require_callable
 from .._core.flat_call import pack, pair_of, take_apart, unpack
@@ -120,7 +121,7 @@ def _filter_scan(
 
     def run(carry: Carry) -> Any:
         def flat(before, x, pred=None):
-            out = f(carry.fill(before), template.fill(x))
+            out = call_rebuilt(f, carry.fill(before), template.fill(x))
             new, y = pair_of(out, f"`filter_scan`: `{name_of(f)}`", "(carry, y)")
             return carry.step(before, new), pack(y)
 
@@ -233,9 +234,11 @@ def _filter_map(functions: Sequence[Any], xs: Any, batch_size: int | None) -> An
             f"{where}: there is no array in `xs` to iterate over. {_CONVERT}"
         )
     check_lengths(where, xs, None)
-    return unpack(
-        jax.lax.map(lambda x: pack(f(template.fill(x))), data, batch_size=batch_size)
-    )
+
+    def flat(x):
+        return pack(call_rebuilt(f, template.fill(x)))
+
+    return unpack(jax.lax.map(flat, data, batch_size=batch_size))
 
 
 def check_lengths(where: str, xs: Any, length: int | None) -> int:

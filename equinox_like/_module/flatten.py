@@ -75,6 +75,8 @@ class Node(Cached):
 
     # Whether it is a callable around another one, which may be JAX's and hold arrays.
     _wraps_callables_ = False
+    # Whether it only calls what it holds, so that errors do not name it as a layer.
+    _passes_calls_on_ = False
     # For private fields: the public attribute that paths show in place of their name.
     _shown_fields_ = MappingProxyType({})
 

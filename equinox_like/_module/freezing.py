@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
+from .._call_path import call_part
 from .._compat.tracing import Tracer
 from .._tree.at import choosing, tree_at
 from .._tree.filters import array_filter, is_array_like, is_inexact_array
@@ -140,7 +141,8 @@ class Frozen(Module):
     __array_priority__ = 100
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self._stopped()(*args, **kwargs)
+        value = self._stopped()
+        return call_part(self.value, (), value, value, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         check_forwards(self, name, "value")

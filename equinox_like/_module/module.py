@@ -13,12 +13,12 @@ import types
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, NoReturn, dataclass_transform
 
-import jax
 import jax.tree_util as jtu
 
 from .._annotations import signature_of
+from .._call_path import leave_out_this_frame, note_path
 from .._tree.cached import MISSING, Attribute, Cached, raw_dict, set_raw_dict
-from .._tree.deleted import deleted_named
+from .._tree.deleted import deleted_named, raise_if_deleted_here
 from .._tree.equal import tree_equal
 from .._tree.filters import is_array_like
 from .._tree.format import tree_pformat
@@ -384,6 +384,7 @@ class BoundMethod(Function):
     __self__: Any
 
     _registers_itself_ = True
+    _passes_calls_on_ = True
 
     # For annotations of the type that a call returns.
     __class_getitem__ = classmethod(types.GenericAlias)
@@ -409,7 +410,9 @@ class BoundMethod(Function):
         try:
             return self.__func__(self.__self__, *args, **kwargs)
         except Exception as e:
+            note_path(e)
             leave_out_this_frame(e)
+            raise_if_deleted_here(e, self.__func__, (self.__self__, *args), kwargs)
             raise
 
     if not TYPE_CHECKING:
@@ -427,15 +430,6 @@ def as_pytree(fun: Any) -> Any:
     if ASSIGNABLE in raw_dict(fun.__self__):
         return fun
     return MethodDescriptor(fun.__func__).__get__(fun.__self__)
-
-
-def leave_out_this_frame(error: Exception) -> None:
-    """Call it in an `except` clause, before a bare `raise`."""
-    if jax.config.jax_traceback_filtering == "off":  # pyright: ignore[reportAttributeAccessIssue]
-        return
-    entry = error.__traceback__
-    if entry is not None and entry.tb_next is not None:
-        error.__traceback__ = entry.tb_next
 
 
 def _flatten_bound(bound: BoundMethod):

@@ -117,6 +117,8 @@ class Partial(Function, Generic[_T]):
     args: tuple[Any, ...]
     keywords: dict[str, Any]
 
+    _passes_calls_on_ = True
+
     __name__ = OfCallables(lambda self: name_of(self.func))  # pyright: ignore[reportAssignmentType]
     __code__ = OfCallables(lambda self: code_of(self.func) or Partial.__call__.__code__)
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.custom_derivatives import SymbolicZero, zero_from_primal
 
+from .._call_path import call_rebuilt
 from .._compat.tracing import Tracer
 from .._core.base import Transformed, frames_hidden, name_of, require_callable
 from .._core.context import in_context_of_now
@@ -148,7 +149,7 @@ class CustomJVP(WithRules[_P, _T], Generic[_P, _T]):
 
         def flat(data, held):
             fun, kwargs = held_template.fill(held)
-            out = fun(*template.fill(data), **kwargs)
+            out = call_rebuilt(fun, *template.fill(data), **kwargs)
             refuse_non_arrays(out, name, "filter_custom_jvp")
             return batched_in_front(out)
 

@@ -1,5 +1,6 @@
 """`filter_custom_vjp`: reverse-mode derivatives given by the user."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.custom_derivatives import SymbolicZero
 
+from .._call_path import call_rebuilt
 from .._compat.axes import vary_over, varying_axes
 from .._compat.messages import call_with_rules, is_forward_mode
 from .._core.base import NOT_GIVEN, frames_hidden, name_of, require_callable
@@ -154,7 +156,7 @@ class CustomVJP(WithRules[_P, _T], Generic[_P, _T]):
 
         def flat(data, held):
             fun, args, kwargs = call.fill(data, held)
-            return pack(batched_in_front(fun(*args, **kwargs)))
+            return pack(batched_in_front(call_rebuilt(fun, *args, **kwargs)))
 
         def flat_fwd(data, held):
             if optimize_remat:
@@ -164,7 +166,8 @@ class CustomVJP(WithRules[_P, _T], Generic[_P, _T]):
                 data, held = ([x.value for x in group] for group in (data, held))
             data, held = as_arrays(data), as_arrays(held)
             _, args, kwargs = call.fill(data, held)
-            returned = fwd(call.like_argument(flags), *args, **kwargs)
+            fwd_of = functools.partial(fwd, call.like_argument(flags))
+            returned = call_rebuilt(fwd_of, *args, **kwargs)
             fwd_name = f"`def_fwd` of `{name}`"
             out, residuals = pair_of(returned, fwd_name, "(output, residuals)")
             if rules.may_change_output:

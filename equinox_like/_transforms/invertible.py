@@ -19,6 +19,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jax.custom_batching import custom_vmap
 
+from .._call_path import call_part
 from .._compat.batching import mapped_at_once
 from .._compat.messages import is_forward_mode
 from .._compat.tracing import Tracer
@@ -178,8 +179,9 @@ def _run(fun: Any, inverse: Any, blocks: Any, x: Any) -> Any:
     data, template = take_apart((blocks, x))
 
     def per_example(data):
-        blocks, x = template.fill(data)
-        return take_apart(_chain((blocks, x), fun, inverse))[0]
+        rebuilt = template.fill(data)
+        out = call_part((blocks, x), (), rebuilt, _chain, rebuilt, fun, inverse)
+        return take_apart(out)[0]
 
     if not mapped_at_once(data) or _has_arrays(fun, inverse, per_example, data):
         return _chain((blocks, x), fun, inverse)
@@ -303,7 +305,8 @@ def _scan(step: Any, carry: Any, blocks: Any, reverse: bool = False) -> tuple[An
     held, rest = partition(carry, is_array)
 
     def flat_step(held, arrays):
-        carry, out = step(combine(held, rest), combine(arrays, others))
+        block = combine(arrays, others)
+        carry, out = call_part(blocks, (), block, step, combine(held, rest), block)
         return filter(carry, is_array), out
 
     held, outs = jax.lax.scan(flat_step, held, arrays, reverse=reverse)

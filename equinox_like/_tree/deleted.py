@@ -15,6 +15,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 import jax.tree_util as jtu
 
 from .._annotations import signature_of
+from .._call_path import outermost
 from .._compat.arrays import may_be_donated
 from .._compat.messages import tells_of_deleted_array
 from .._errors import DonationError, LeafError
@@ -42,17 +43,32 @@ def deleted_named(function: Callable[_P, _T]) -> Callable[_P, _T]:
 def raise_if_deleted(error: Exception, function: Any, args: Any, kwargs: Any) -> None:
     """Raises a `DonationError` if a deleted array in the arguments caused `error`."""
     if tells_of_deleted_array(error):
-        leaves = []
         arguments = dict(named_arguments(function, args, kwargs))
         if isinstance(error, DonationError) and "args" in arguments:
             return  # `error` has the names of the user's parameters
-        for name, tree in arguments.items():
-            for path, x in jtu.tree_flatten_with_path(tree)[0]:
-                leaves.append((path_str(path, name), x))
+        leaves = _named_leaves(arguments)
         if isinstance(error, LeafError):  # names the leaf, but not who took it
             leaves = [(name, x) for name, x in leaves if may_be_donated(x)]
         # A call within the function may have named a leaf of its own arguments.
         refuse_deleted(leaves, error.__cause__ or error, _is_transformed(args))
+
+
+def raise_if_deleted_here(error: Exception, call: Any, args: Any, kwargs: Any) -> None:
+    """As `raise_if_deleted` for the call of a layer, whose arrays have the names that they
+    have in the outermost Module."""
+    if tells_of_deleted_array(error) and not isinstance(error, DonationError):
+        (_, layer), *others = named_arguments(call, args, kwargs)
+        model = outermost(error) or layer
+        arguments = {type(model).__name__: model, **dict(others)}
+        refuse_deleted(_named_leaves(arguments), error)
+
+
+def _named_leaves(arguments: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [
+        (path_str(path, name), x)
+        for name, tree in arguments.items()
+        for path, x in jtu.tree_leaves_with_path(tree)
+    ]
 
 
 def named_arguments(function: Any, args: Any, kwargs: Any) -> Iterator[tuple[str, Any]]:
@@ -61,8 +77,12 @@ def named_arguments(function: Any, args: Any, kwargs: Any) -> Iterator[tuple[str
     `function` may be a method of a transformed function, which comes first.
     """
     if _is_transformed(args):
-        wrapped = args[0].__wrapped__
-        yield getattr(wrapped, "__name__", type(wrapped).__name__), args[0]
+        held, wrapped = args[0], args[0].__wrapped__
+        while hasattr(held, "_held_"):
+            held = held._held_
+        owner = getattr(held, "__self__", held)  # of a method
+        named = wrapped if owner is held else type(owner)
+        yield getattr(named, "__name__", type(named).__name__), owner
         function, args = wrapped, args[1:]
     try:
         bound = signature_of(function).bind(*args, **kwargs)

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import jax.tree_util as jtu
 
+from .._call_path import with_article as with_article
 from .arrays import describe_array
 from .filters import is_array, is_none
 
@@ -203,11 +204,3 @@ def describe_both(
         # Often a class that was defined again, as by a cell of a notebook.
         second += f" of another class called {type(other).__name__}"
     return first, second
-
-
-def with_article(name: str) -> str:
-    """`a Linear`, `an Embedding`, `an MLP`, for the name of a class."""
-    # Acronyms are spelled out when read: "an em-el-pee".
-    read = name.lstrip("_")
-    vowels = "AEFHILMNORSX" if read[:2].isupper() else "AEIOaeio"
-    return f"{'an' if read.startswith(tuple(vowels)) else 'a'} {name}"

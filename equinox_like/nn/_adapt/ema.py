@@ -23,7 +23,7 @@ from ..._typing import ArrayLike, DTypeLike
 from .._base.arguments import check_dtype, wrong_type
 from .._base.init import default_dtype
 from .._base.inputs import as_array, jax_array
-from .._base.precision import accumulation_dtype, saturated
+from .._base.precision import accumulation_dtype, computes, saturated
 
 _Model = TypeVar("_Model")
 
@@ -128,7 +128,7 @@ class EMA(Module, Generic[_Model]):
         self.decay = decay
         self.debias = debias
 
-    @jax.named_scope("eqx.nn.EMA")
+    @computes("eqx.nn.EMA", "nothing")
     @deleted_named
     def update(self, model: _Model) -> "EMA[_Model]":
         """The average after one more training step.

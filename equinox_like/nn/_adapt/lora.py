@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from ..._call_path import call_part
 from ..._module import Module, field, frozen, trainable, unfrozen
 from ..._module.construct import filled
 from ..._module.freezing import trainable_leaves
@@ -154,7 +155,7 @@ class LoRA(StatefulLayer, Generic[_Layer]):
             layer = self._updated_layer()
         else:
             layer = self._with_weights(_Updated)
-        return layer(*args, **kwargs)
+        return call_part(unwrapped(self.layer), (), layer, layer, *args, **kwargs)
 
     def merge(self) -> "LoRA[_Layer]":
         """A copy whose layer has the updated weight, so that a call costs as much as

@@ -6,6 +6,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import jax
 import jax.numpy as jnp
 
+from ..._call_path import call_part
 from ..._module import Frozen, frozen, unfrozen
 from ..._module.freezing import leaves_under
 from ..._module.wrappers import check_forwards
@@ -156,8 +157,9 @@ class Quantized(StatefulLayer, Generic[_Layer]):
             kwargs.pop("key", None)
         meets_mesh = explicit_mesh(*jax.tree.leaves((self, args, kwargs))) is not None
         if meets_mesh or class_of(self.layer) not in TAKE_STAND_INS:
-            self, args, kwargs = in_loop((self, args, kwargs))
-            return self.dequantized()(*args, **kwargs)
+            layer, args, kwargs = in_loop((self.layer, args, kwargs))
+            layer = dequantised(layer)
+            return call_part(self.layer, (), layer, layer, *args, **kwargs)
         return self.layer(*args, **kwargs)
 
     def dequantized(self) -> _Layer:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from ..._call_path import call_part
 from ..._errors import did_you_mean
 from ..._module import Module, field
 from ..._tree import is_array, is_array_like, is_inexact_array, tree_at, tree_pformat
@@ -16,7 +17,7 @@ from ..._tree.at_where import read
 from ..._typing import ArrayLike, PRNGKeyArray
 from .._base.arguments import as_eps, as_size, refuse_layer_class
 from .._base.init import split_key
-from .._base.precision import accumulation_dtype
+from .._base.precision import accumulation_dtype, computes
 from .._base.sharding import matvec, split_as
 from .._base.state import State, StateIndex, check_state
 from .._base.stateful import StatefulLayer, at_inference
@@ -120,7 +121,7 @@ class SpectralNorm(StatefulLayer, Generic[_Layer]):
         u, v = _iterate(*(a.astype(work) for a in (matrix, u, v)), 15, self.eps)
         self.uv_index = StateIndex((u.astype(weight.dtype), v.astype(weight.dtype)))
 
-    @jax.named_scope("eqx.nn.SpectralNorm")
+    @computes("eqx.nn.SpectralNorm", "nothing")
     def __call__(
         self: "SpectralNorm[Callable[..., _Y]]",
         x: ArrayLike,
@@ -162,7 +163,8 @@ class SpectralNorm(StatefulLayer, Generic[_Layer]):
         # A weight of zeros stays as it is.
         sigma = jnp.where(sigma == 0, 1, sigma)
         divided = (weight.astype(work) / sigma).astype(weight.dtype)
-        out = with_weight(layer, self.weight_name, divided)(x)
+        layer = with_weight(layer, self.weight_name, divided)
+        out = call_part(self, ("layer",), layer, layer, x)
         if not for_inference:
             # Last, so that the state is still valid if the layer refuses `x`.
             state = state.set(self.uv_index, (u.astype(stored), v.astype(stored)))
@@ -227,7 +229,7 @@ class WeightNorm(Module, Generic[_Layer]):
         is_inexact = is_inexact_array(weight)
         self.g = lengths.astype(weight.real.dtype) if is_inexact else lengths
 
-    @jax.named_scope("eqx.nn.WeightNorm")
+    @computes("eqx.nn.WeightNorm", "nothing")
     def __call__(
         self: "WeightNorm[Callable[..., _Y]]",
         x: ArrayLike,
@@ -252,7 +254,8 @@ class WeightNorm(Module, Generic[_Layer]):
         # The gradient of the root of 0 would be NaN, although its value is masked.
         norm = jnp.sqrt(jnp.where(is_zero, 1, square))
         weight = jnp.where(is_zero, 0, v * g.astype(square.dtype) / norm)
-        return with_weight(layer, self.weight_name, weight.astype(dtype))(x)
+        layer = with_weight(layer, self.weight_name, weight.astype(dtype))
+        return call_part(self, ("layer",), layer, layer, x)
 
 
 def _weight_of(norm: Any, layer: Any, name: str) -> Array:

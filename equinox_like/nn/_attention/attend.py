@@ -18,7 +18,6 @@ from ..._compat.tracing import known_array
 from ..._core.sharding import default_device, platform_of
 from ..._typing import ArrayLike
 from .._base.arguments import wrong_value
-from .._base.inputs import within
 from .._base.precision import accumulation_dtype, in_float32, is_half
 from .._base.sharding import explicit_mesh, parts, split_along
 from .._layers.elementwise import Dropout
@@ -43,8 +42,7 @@ class Drop(NamedTuple):
     def on_head(self, weights: Array, key: Any) -> Array:
         if self.dropout is None:
             return weights
-        with within("dropout"):
-            return self.dropout(weights, key=key, inference=self.inference)
+        return self.dropout(weights, key=key, inference=self.inference)
 
 
 class Inputs(NamedTuple):

@@ -8,7 +8,6 @@ import functools
 from collections.abc import Callable
 from typing import Any, Literal, overload
 
-import jax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
@@ -16,7 +15,7 @@ from ..._module import Module, field
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from .._base.arguments import as_divisor, as_size
 from .._base.init import Init, split_key
-from .._base.precision import cast_to_precision
+from .._base.precision import cast_to_precision, computes
 from .._base.sharding import split_along
 from .._layers.elementwise import Dropout, resolve_inference
 from .._layers.linear import Linear
@@ -228,6 +227,7 @@ class MultiheadAttention(Module):
         out_sharding: PartitionSpec | None = None,
     ) -> Any: ...
 
+    @computes("eqx.nn.MultiheadAttention", "layer")
     def __call__(
         self,
         query: ArrayLike,
@@ -296,39 +296,37 @@ class MultiheadAttention(Module):
         on a host without it.
         """
         inference = resolve_inference("MultiheadAttention", inference, deterministic)
-        # The scope starts after the warning above, so that this points at the caller.
-        with jax.named_scope("eqx.nn.MultiheadAttention"):
-            arrays = self, query, key_, value, bias
-            self, query, key_, value, bias = cast_to_precision(arrays)
-            check_cache(_NAME, cache)
-            q, k, v = projected(self, query, key_, value, cache, process_heads)
-            new = k.shape[0]
-            slots = None if cache is None else cache.key.shape[0]
-            in_all = q.shape[0], new + (slots or 0)
-            mask = checked_mask(_NAME, "mask", mask, self.num_heads, in_all, slots)
-            bias = checked_mask(_NAME, "bias", bias, self.num_heads, in_all, slots)
-            positions = seen = None
-            if cache is not None:
-                seen = extended(cache, k, v)
-                k, v = seen.key, seen.value
-                mask, bias = (seen.in_this_order(x, new) for x in (mask, bias))
-                positions = new_positions(cache, q.shape[0]), seen.position
-            window = _window(window, cache)
-            visible = Visible(mask, is_causal, window, positions)
-            keys = None if key is None else split_key(key, self.num_heads, self)
-            drop = Drop(self.dropout, keys, inference)
-            # Gathered, because a query attends to the keys of all devices.
-            k, v = split_along(k, 0, None), split_along(v, 0, None)
-            inputs = Inputs(q, k, v, visible, bias, None, drop)
-            implementation = implementation or self.implementation
-            heads, weights = attend(inputs, implementation, return_weights)
-            out = joined(self, heads, out_sharding)
-            more: tuple[Any, ...] = ()
-            if seen is not None:
-                next_cache, out = seen.checked(out)
-                more = (next_cache,)
-                weights = seen.slots_first(weights, new) if return_weights else None
-            more += (weights,) if return_weights else ()
+        arrays = query, key_, value, bias
+        query, key_, value, bias = cast_to_precision(arrays)
+        check_cache(_NAME, cache)
+        q, k, v = projected(self, query, key_, value, cache, process_heads)
+        new = k.shape[0]
+        slots = None if cache is None else cache.key.shape[0]
+        in_all = q.shape[0], new + (slots or 0)
+        mask = checked_mask(_NAME, "mask", mask, self.num_heads, in_all, slots)
+        bias = checked_mask(_NAME, "bias", bias, self.num_heads, in_all, slots)
+        positions = seen = None
+        if cache is not None:
+            seen = extended(cache, k, v)
+            k, v = seen.key, seen.value
+            mask, bias = (seen.in_this_order(x, new) for x in (mask, bias))
+            positions = new_positions(cache, q.shape[0]), seen.position
+        window = _window(window, cache)
+        visible = Visible(mask, is_causal, window, positions)
+        keys = None if key is None else split_key(key, self.num_heads, self)
+        drop = Drop(self.dropout, keys, inference)
+        # Gathered, because a query attends to the keys of all devices.
+        k, v = split_along(k, 0, None), split_along(v, 0, None)
+        inputs = Inputs(q, k, v, visible, bias, None, drop)
+        implementation = implementation or self.implementation
+        heads, weights = attend(inputs, implementation, return_weights)
+        out = joined(self, heads, out_sharding)
+        more: tuple[Any, ...] = ()
+        if seen is not None:
+            next_cache, out = seen.checked(out)
+            more = (next_cache,)
+            weights = seen.slots_first(weights, new) if return_weights else None
+        more += (weights,) if return_weights else ()
         return (out, *more) if more else out
 
     def init_cache(

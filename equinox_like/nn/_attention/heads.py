@@ -9,13 +9,14 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
+from ..._call_path import call_part
 from ..._errors import ShapeError
 from ..._tree import combine, is_array, is_inexact_array, partition
 from ..._tree.nodes import describe_node
 from ..._typing import DTypeLike
 from .._base.arguments import check_dtype, refusal, wrong_type
 from .._base.init import dtype_of
-from .._base.inputs import check_input, jax_array, parameter_shape, within
+from .._base.inputs import check_input, jax_array, parameter_shape
 from .._base.sharding import parts, placed
 from .._layers.linear import Linear, mapped
 
@@ -59,9 +60,8 @@ def checked_rotary(layer: str, rotary: Any, size: int) -> Any:
 
 
 def _rotated(rotary: Any, heads: Array, offset: Any) -> Array:
-    with within("rotary"):
-        rotate = functools.partial(rotary, offset=offset)
-        return jax.vmap(rotate, in_axes=1, out_axes=1)(heads)
+    rotate = functools.partial(rotary, offset=offset)
+    return jax.vmap(rotate, in_axes=1, out_axes=1)(heads)
 
 
 def _checked_inputs(
@@ -90,8 +90,7 @@ def _checked_inputs(
 
 
 def _project(attention: Any, name: str, x: Array, num_heads: int) -> Array:
-    with within(name):
-        rows = mapped(getattr(attention, name), x)
+    rows = mapped(getattr(attention, name), x)
     return rows.reshape(x.shape[0], num_heads, rows.shape[-1] // num_heads)
 
 
@@ -118,15 +117,15 @@ def joined(attention: Any, heads: Array, out_sharding: PartitionSpec | None) -> 
     """The output projection of the joined heads, of shape `(length, output_size)`."""
     projection = attention.output_proj
     heads = heads.reshape(heads.shape[0], heads.shape[1] * heads.shape[2])
-    with within("output_proj"):
-        if out_sharding is None:
-            return mapped(projection, heads)
-        arrays, rest = partition(projection, is_array)
+    if out_sharding is None:
+        return mapped(projection, heads)
+    arrays, rest = partition(projection, is_array)
 
-        def project(heads: Any, arrays: Any) -> Any:
-            return jax.vmap(combine(arrays, rest))(heads)
+    def project(heads: Any, arrays: Any) -> Any:
+        layer = combine(arrays, rest)
+        return call_part(projection, (), layer, jax.vmap(layer), heads)
 
-        return placed(project, out_sharding, heads, arrays)
+    return placed(project, out_sharding, heads, arrays)
 
 
 def empty_token(

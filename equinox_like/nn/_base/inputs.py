@@ -1,11 +1,10 @@
 """Validation of the arrays that layers are called with, with the same messages for all.
 
-Containers add a path to their messages. Shapes are known during a trace, so compiled
+Shapes are known during a trace, so compiled
 programs hold none of these checks.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,7 +12,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from ..._errors import MissingKeyError, NotAnArrayError, ShapeError
+from ..._errors import NotAnArrayError, ShapeError
 from ..._tree.arrays import is_typed_key
 from ..._tree.filters import is_number
 from ..._tree.nodes import describe_node
@@ -147,20 +146,6 @@ IF_AN_ENSEMBLE = (
     "well: `filter_vmap(lambda model, x: model(x), in_axes=(if_array(0), "
     "None))(ensemble, x)`."
 )
-
-
-@contextmanager
-def within(path: str) -> Iterator[None]:
-    """Adds `path` to the message of one of our errors from inside."""
-    try:
-        yield
-    except (ShapeError, MissingKeyError, NotAnArrayError) as error:
-        # Changed in place, so that the traceback still leads to the inner layer.
-        inner = str(error)
-        is_located = inner.startswith("At `")
-        rest = f".{inner[4:]}" if is_located else f"`: {inner}"
-        error.args = (f"At `{path}{rest}",)
-        raise
 
 
 def described(tree: Any) -> str:

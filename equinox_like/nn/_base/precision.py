@@ -5,15 +5,18 @@ The decorator `computes` on the call of a layer applies the context to it.
 
 import functools
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from ..._call_path import call_part, note_path
+from ..._compat.tracing import scope_type
 from ..._core.context import Context
 from ..._tree import is_array
+from ..._tree.deleted import raise_if_deleted_here
 from ..._typing import DTypeLike
 from .arguments import check_dtype
 from .inputs import jax_array
@@ -24,22 +27,51 @@ _Tree = TypeVar("_Tree")
 compute_dtype: Final[Context[Any]] = Context(None, name="precision")
 
 
-def computes(name: str) -> Callable[[_T], _T]:
-    """Decorates the call of a layer: a scope of this name, in the context's dtype."""
+def computes(
+    name: str, casts: Literal["all", "layer", "nothing"] = "all"
+) -> Callable[[_T], _T]:
+    """Decorates the call of a layer: a scope of this name, in the context's dtype.
+
+    `casts`: what is cast to that, all arguments or only the layer itself. Errors name the
+    layer.
+    """
 
     def decorate(call):
-        scoped = jax.named_scope(name)(call)
+        scope = scope_type(name)
+        run = call if casts == "nothing" else _in_precision(call, casts == "all")
 
         @functools.wraps(call)
-        def call_in_precision(self, /, *args, **kwargs):
-            dtype = compute_dtype.value
-            if dtype is not None:
-                self, args, kwargs = cast((self, args, kwargs), dtype)
-            return scoped(self, *args, **kwargs)
+        def call_in_scope(*args, **kwargs):
+            try:
+                with scope(name):
+                    return run(*args, **kwargs)
+            except Exception as error:
+                name_layer(error, call, args, kwargs)
+                raise
 
-        return call_in_precision
+        return call_in_scope
 
     return decorate  # pyright: ignore[reportReturnType]
+
+
+def _in_precision(call: Any, casts_all: bool) -> Any:
+    def call_in_precision(self, /, *args, **kwargs):
+        dtype = compute_dtype.value
+        if dtype is None:
+            return call(self, *args, **kwargs)
+        layer = cast(self, dtype)
+        if casts_all:
+            args, kwargs = cast((args, kwargs), dtype)
+        return call_part(self, (), layer, call, layer, *args, **kwargs)
+
+    return call_in_precision
+
+
+def name_layer(error: Exception, call: Any, args: Any, kwargs: Any) -> None:
+    """Names the layer that an error is from, and a deleted array that has caused it. Call
+    it in an `except` clause."""
+    note_path(error)
+    raise_if_deleted_here(error, call, args, kwargs)
 
 
 def cast_to_precision(tree: _Tree) -> _Tree:

@@ -15,7 +15,7 @@ from ..._warn import warn
 from .._base.arguments import as_axes, check_dtype
 from .._base.init import draw, key_named
 from .._base.inputs import as_array, jax_array
-from .._base.precision import accumulation_dtype, computes, in_float32
+from .._base.precision import accumulation_dtype, computes, in_float32, name_layer
 from .._base.sharding import like
 from .._base.stateful import at_inference
 
@@ -123,8 +123,12 @@ class Dropout(Module):
                 "`eqx.nn.inference_mode(model)` instead of `model`."
             )
         # The scope starts after the warning above, so that this points at the caller.
-        with jax.named_scope("eqx.nn.Dropout"):
-            return _drop(as_array(self, "x", x), self, key)
+        try:
+            with jax.named_scope("eqx.nn.Dropout"):
+                return _drop(as_array(self, "x", x), self, key)
+        except Exception as error:
+            name_layer(error, Dropout.__call__, (self, x), {"key": key})
+            raise
 
     def is_active(self, inference: bool | None = None) -> bool:
         """Whether a call with this `inference` may drop anything."""

@@ -105,7 +105,7 @@ class Embedding(Module):
         self.weight = weight
         self.check_bounds = check_bounds
 
-    @jax.named_scope("eqx.nn.Embedding")
+    @computes("eqx.nn.Embedding", "nothing")
     def __call__(
         self,
         x: ArrayLike,
@@ -230,7 +230,7 @@ class LearnedPositionalEmbedding(Module):
         with key_named(key, self):
             self.weight = first_value(self, "weight", weight_init, key, shape, dtype)
 
-    @jax.named_scope("eqx.nn.LearnedPositionalEmbedding")
+    @computes("eqx.nn.LearnedPositionalEmbedding", "nothing")
     def __call__(
         self,
         x: ArrayLike,

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
+from ..._call_path import call_part
 from ..._module import Module, field
 from ..._tree import combine, is_array, partition
 from ..._tree.partitioning import map_arrays
@@ -23,7 +24,6 @@ from .._base.inputs import (
     check_input,
     jax_array,
     parameter_shape,
-    within,
 )
 from .._base.precision import computes, in_float32
 from .._base.sharding import (
@@ -165,7 +165,7 @@ class Identity(Module):
         - `*args`, `**kwargs`: any, and all are ignored.
         """
 
-    @jax.named_scope("eqx.nn.Identity")
+    @computes("eqx.nn.Identity", "nothing")
     def __call__(self, x: _T, *, key: PRNGKeyArray | None = None) -> _T:
         """**Returns:** `x`, of any type. `key` is ignored."""
         return x
@@ -285,7 +285,7 @@ class MLP(Module):
         out_shape = () if self.out_size == "scalar" else (self.out_size,)
         self.final_activation = _copied(final_activation, out_shape)
 
-    @jax.named_scope("eqx.nn.MLP")
+    @computes("eqx.nn.MLP", "nothing")
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
         """**Arguments:**
 
@@ -302,8 +302,7 @@ class MLP(Module):
         """
         hidden = _scan_hidden if self.scan else _loop_hidden
         h = hidden(self, x) if self.depth > 0 else x
-        with within(f"layers[{len(self.layers) - 1}]"):
-            y = self.layers[-1](h)
+        y = self.layers[-1](h)
         with _of_scalars("final_activation"):
             if self.out_size == "scalar":
                 return self.final_activation(y)
@@ -364,8 +363,7 @@ def _of_scalars(name: str) -> Iterator[None]:
 
 def _loop_hidden(mlp: MLP, x: Any) -> Any:
     for i, layer in enumerate(mlp.layers[:-1]):
-        with within(f"layers[{i}]"):
-            x = layer(x)
+        x = call_part(mlp, ("layers", i), layer, layer, x)
         x = _hidden_activation(mlp, i, x)
     return x
 
@@ -377,8 +375,7 @@ def _hidden_activation(mlp: MLP, index: int, x: Any) -> Any:
 
 def _scan_hidden(mlp: MLP, x: Any) -> Any:
     first, stacked, _ = mlp.layers
-    with within("layers[0]"):
-        x = first(x)
+    x = first(x)
     x = _hidden_activation(mlp, 0, x)
     if mlp.depth == 1:  # an empty scan, which `jax.disable_jit` refuses
         return x
@@ -387,8 +384,7 @@ def _scan_hidden(mlp: MLP, x: Any) -> Any:
 
     def step(x: Any, arrays: Any) -> tuple[Any, None]:
         layer, activation = combine(arrays, rest)
-        with within("layers[1]"):
-            y = layer(x)
+        y = call_part(stacked, (), layer, layer, x)
         return split_by(_each_neuron(activation, y), parts(x)), None
 
     # Otherwise the arrays decide, which may have been replaced by more or fewer layers.

@@ -19,7 +19,7 @@ from .._base.arguments import (
     per_axis,
 )
 from .._base.inputs import check_input, check_windows, jax_array
-from .._base.precision import accumulation_dtype
+from .._base.precision import accumulation_dtype, computes
 
 _Padding = int | Sequence[int] | Sequence[tuple[int, int]]
 
@@ -95,7 +95,7 @@ class Pool(Module):
         self.padding = as_padding(self, padding, n)
         self.use_ceil = use_ceil
 
-    @jax.named_scope("eqx.nn.Pool")
+    @computes("eqx.nn.Pool", "nothing")
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
         """**Arguments:**
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
@@ -14,6 +13,7 @@ from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from .._base.arguments import as_even_size, as_theta
 from .._base.init import parameter_dtype
 from .._base.inputs import as_array, check_input, jax_array
+from .._base.precision import computes
 from .._base.sharding import like
 
 
@@ -89,7 +89,7 @@ class RotaryPositionalEmbedding(Module):
         self.interleaved = interleaved
         self.frequencies = _as_frequencies(frequencies, self.embedding_size // 2)
 
-    @jax.named_scope("eqx.nn.RotaryPositionalEmbedding")
+    @computes("eqx.nn.RotaryPositionalEmbedding", "nothing")
     def __call__(
         self,
         x: ArrayLike,
@@ -205,7 +205,7 @@ class SinusoidalPositionalEmbedding(Module):
         self.embedding_size = as_even_size(self, "embedding_size", embedding_size)
         self.theta = as_theta(self, theta)
 
-    @jax.named_scope("eqx.nn.SinusoidalPositionalEmbedding")
+    @computes("eqx.nn.SinusoidalPositionalEmbedding", "nothing")
     def __call__(
         self,
         x: ArrayLike,

@@ -15,7 +15,7 @@ from ..._tree.nodes import describe_node
 from ..._typing import ArrayLike, PRNGKeyArray
 from .._base.arguments import as_size, check_function, per_axis, wrong_value
 from .._base.inputs import as_array, check_input, jax_array
-from .._base.precision import accumulation_dtype
+from .._base.precision import accumulation_dtype, computes
 from .._base.sharding import parts, split_along, split_as
 
 
@@ -65,7 +65,7 @@ class AdaptivePool(Module):
         check_function(type(self).__name__, "operation", operation)
         self.operation = operation
 
-    @jax.named_scope("eqx.nn.AdaptivePool")
+    @computes("eqx.nn.AdaptivePool", "nothing")
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
         """**Arguments:**
 
@@ -358,7 +358,7 @@ class Upsample(Module):
         self.method = method
         self.antialias = antialias
 
-    @jax.named_scope("eqx.nn.Upsample")
+    @computes("eqx.nn.Upsample", "nothing")
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
         """**Arguments:**
 

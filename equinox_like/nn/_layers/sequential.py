@@ -8,6 +8,7 @@ import jax
 from jaxtyping import Array
 
 from ..._annotations import signature_of
+from ..._call_path import call_part
 from ..._errors import did_you_mean
 from ..._module import Module
 from ..._tree.nodes import describe_node
@@ -15,7 +16,7 @@ from ..._tree.require import name_of_call
 from ..._typing import PRNGKeyArray
 from .._base.arguments import as_layers, check_function
 from .._base.init import split_key
-from .._base.inputs import within
+from .._base.precision import computes, name_layer
 from .._base.stateful import (
     ABSENT,
     StatefulLayer,
@@ -89,7 +90,7 @@ class Sequential(StatefulLayer, Generic[_Y]):
         self, x: Any, state: _S, *, key: PRNGKeyArray | None = None
     ) -> tuple[_Y, _S]: ...
 
-    @jax.named_scope("eqx.nn.Sequential")
+    @computes("eqx.nn.Sequential", "nothing")
     def __call__(
         self, x: Any, state: Any = ABSENT, *, key: PRNGKeyArray | None = None
     ) -> Any:
@@ -118,18 +119,18 @@ class Sequential(StatefulLayer, Generic[_Y]):
         for i, (layer, layer_key) in enumerate(zip(self.layers, keys, strict=True)):
             _require_callable(i, layer)
             kwargs = key_for(layer, layer_key)
-            with within(f"layers[{i}]"):
-                if not is_stateful(layer):
-                    what = f"`layers[{i}]` of this Sequential"
-                    x = call_stateless(what, layer, x, **kwargs)
-                elif state is ABSENT:
-                    raise TypeError(
-                        f"`layers[{i}]` of this Sequential is stateful: it is "
-                        f"{describe_node(layer)}. Pass its state, as in `out, state = "
-                        "model(x, state)`."
-                    )
-                else:
-                    x, state = layer(x, state=state, **kwargs)
+            part = self, ("layers", i), layer
+            if not is_stateful(layer):
+                what = f"`layers[{i}]` of this Sequential"
+                x = call_part(*part, call_stateless, what, layer, x, **kwargs)
+            elif state is ABSENT:
+                raise TypeError(
+                    f"`layers[{i}]` of this Sequential is stateful: it is "
+                    f"{describe_node(layer)}. Pass its state, as in `out, state = "
+                    "model(x, state)`."
+                )
+            else:
+                x, state = call_part(*part, layer, x, state=state, **kwargs)
         return x if state is ABSENT else (x, state)
 
     def is_stateful(self) -> bool:
@@ -198,7 +199,11 @@ class Lambda(Module, Generic[_Y]):
 
     def __call__(self, x: Any, *, key: PRNGKeyArray | None = None) -> _Y:
         """**Returns:** `fn(x)`. `key` is ignored."""
-        return self.fn(x)
+        try:
+            return self.fn(x)
+        except Exception as error:
+            name_layer(error, Lambda.__call__, (self, x), {})
+            raise
 
 
 def _with_layers(sequential: Sequential, layers: tuple[Any, ...]) -> Sequential:

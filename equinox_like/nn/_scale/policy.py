@@ -8,6 +8,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 import jax
 import jax.tree_util as jtu
 
+from ..._call_path import call_part
 from ..._core.context import Entering
 from ..._errors import did_you_mean
 from ..._module import AbstractVar, Frozen, Module, field
@@ -177,6 +178,8 @@ class _Method(Function):
     owner: _Casting
     name: str = field(static=True)
 
+    _passes_calls_on_ = True
+
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self.owner._run(self.name, args, kwargs)
 
@@ -215,7 +218,7 @@ class Mixed(_Casting[_Layer]):
             layer = _with_kept(layer, dtype, self.keep)
         args, kwargs = cast((args, kwargs), dtype)
         run = layer if method is None else getattr(layer, method)
-        out = run(*args, **kwargs)
+        out = call_part(self.layer, (), layer, run, *args, **kwargs)
         return out if method in _STARTS else self.policy.cast_output(out)
 
 
@@ -231,7 +234,8 @@ class _Kept(_Casting):
     ) -> Any:
         args, kwargs = cast((args, kwargs), self.own_dtype)
         run = self.layer if method is None else getattr(self.layer, method)
-        return cast(run(*args, **kwargs), self.outer_dtype)
+        out = call_part(self, (), self.layer, run, *args, **kwargs)
+        return cast(out, self.outer_dtype)
 
 
 def mixed(layer: _Layer, policy: Policy | str, *, keep: Any = ()) -> Mixed[_Layer]:

@@ -18,7 +18,7 @@ from ..._tree.partitioning import map_arrays
 from ..._typing import PRNGKeyArray
 from .._base.arguments import as_axis, as_layers, check_layer, wrong_type
 from .._base.init import split_key
-from .._base.inputs import described, within
+from .._base.inputs import described
 from .._base.precision import computes
 from .._base.sharding import parts, split_by, varying_as
 from .._base.stateful import is_stateful, key_for
@@ -123,8 +123,7 @@ class ReversibleBlock(Module):
 
     def _residual(self, name: str, x: Array, like: Array, key: Any) -> Any:
         layer = getattr(self, name)
-        with within(name):
-            out = _call(layer, x, key)
+        out = _call(layer, x, key)
         # A sum that broadcasts or promotes cannot be inverted.
         if shape_and_dtype(out) != shape_and_dtype(like):
             raise ShapeError(
@@ -277,14 +276,12 @@ class _Call(Module):
 
 
 def _forward(call: _Call, x: Any) -> Any:
-    with within(call.name):
-        y = _call(call.block, x, call.key)
+    y = _call(call.block, x, call.key)
     return as_before(f"`{call.name}` of ReversibleSequential", x, y)
 
 
 def _backward(call: _Call, y: Any) -> Any:
-    with within(call.name):
-        x = _call(call.block.inverse, y, call.key)
+    x = _call(call.block.inverse, y, call.key)
     return as_before(f"The inverse of `{call.name}` of ReversibleSequential", y, x)
 
 

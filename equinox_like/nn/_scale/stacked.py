@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
+from ..._call_path import call_part
 from ..._core.difference import ARRAY_TYPE, tree_differences
 from ..._core.flat_call import pair_of
 from ..._errors import ShapeError, did_you_mean
@@ -22,7 +23,7 @@ from ..._typing import PRNGKeyArray
 from .._attention.kv_cache import Rows, caches_in, writing_into
 from .._base.arguments import as_layers, as_size, check_function
 from .._base.init import build_stacked, split_key
-from .._base.inputs import IF_AN_ENSEMBLE, described, within
+from .._base.inputs import IF_AN_ENSEMBLE, described
 from .._base.precision import computes
 from .._base.sharding import parts, split_by, varying_as
 from .._base.state import Marker, RowMarker, State, check_state, is_index, with_marker
@@ -184,9 +185,10 @@ class Stacked(StatefulLayer, Generic[_L]):
         a pair.
         """
         refuse_key(self, state)
-        stateful = is_stateful(self.layers)
+        layers = self.layers
+        stateful = is_stateful(layers)
         _check_state(self, state, stateful)
-        arrays, rest = partition(self.layers, is_array)
+        arrays, rest = partition(layers, is_array)
         keys = None if key is None else split_key(key, self.depth, self)
         inputs = {"arrays": arrays, "key": keys, "xs": None if xs is ABSENT else xs}
         inputs["state"] = state.substate(self.layers) if stateful else None
@@ -198,15 +200,16 @@ class Stacked(StatefulLayer, Generic[_L]):
             args = [x] if xs is ABSENT else [x, inputs["xs"]]
             kwargs = {**broadcast, **key_for(layer, inputs["key"])}
             new_state = None
-            with within("layers"):
-                if stateful:
-                    out, new_state = layer(*args, state=inputs["state"], **kwargs)
-                    if new_state is inputs["state"]:  # as at inference
-                        jax.tree.leaves(new_state)  # raises if it is out of date
-                        new_state = None
-                else:
-                    what = "A layer of this Stacked"
-                    out = call_stateless(what, layer, *args, **kwargs)
+            part = layers, (), layer
+            if stateful:
+                kwargs["state"] = inputs["state"]
+                out, new_state = call_part(*part, layer, *args, **kwargs)
+                if new_state is inputs["state"]:  # as at inference
+                    jax.tree.leaves(new_state)  # raises if it is out of date
+                    new_state = None
+            else:
+                what = "A layer of this Stacked"
+                out = call_part(*part, call_stateless, what, layer, *args, **kwargs)
             y = None
             if xs is not ABSENT:
                 out, y = pair_of(out, "With `xs`, a layer of Stacked", "(x, y)")

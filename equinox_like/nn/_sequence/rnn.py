@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from ..._call_path import call_part
 from ..._errors import ShapeError
 from ..._module import Module, field
 from ..._tree import is_array
@@ -19,7 +20,6 @@ from ..._tree.nodes import describe_node
 from ..._typing import ArrayLike, PRNGKeyArray
 from .._base.arguments import as_size, check_function, check_layer
 from .._base.init import split_key
-from .._base.inputs import within
 from .._base.precision import computes
 from .._layers.elementwise import Dropout
 from .scan_cell import as_sequence, scanned
@@ -122,10 +122,9 @@ class Bidirectional(Module):
         """
         states = _as_states(self, init, 2, "direction")
         cells = self.forward, self.backward
-        names = "forward", "backward"
         xs, size = as_sequence(self, xs)
         there = _there(self, size, length)
-        out, last = scanned(cells, names, states, xs, there, self.unroll)
+        out, last = scanned(cells, states, xs, there, self.unroll)
         return self.merge(*out), (last[0], last[1])
 
 
@@ -298,14 +297,13 @@ class RNN(Module):
         last = []
         for i, (layer, state) in enumerate(zip(self.layers, states, strict=True)):
             if i > 0:
-                with within("dropout"):
-                    xs = self.dropout(xs, key=keys[i - 1], inference=inference)
-            with within(f"layers[{i}]"):
-                if getattr(layer, "_takes_sequence", False):
-                    xs, state = layer(xs, state, length=length)
-                else:
-                    one = (layer,), ("",), (state,)
-                    (xs,), (state,) = scanned(*one, xs, there, self.unroll)
+                xs = self.dropout(xs, key=keys[i - 1], inference=inference)
+            part = self, ("layers", i), layer
+            if getattr(layer, "_takes_sequence", False):
+                xs, state = call_part(*part, layer, xs, state, length=length)
+            else:
+                one = (layer,), (state,), xs, there, self.unroll
+                (xs,), (state,) = call_part(*part, scanned, *one)
             last.append(state)
         return xs, tuple(last)
 

@@ -1,6 +1,5 @@
 """Runs recurrent cells over a sequence: `scan_cell`, and `scanned` for `RNN`."""
 
-import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,12 +9,13 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool
 
+from ..._call_path import call_part
 from ..._errors import ShapeError
 from ..._tree import is_array
 from ..._tree.arrays import is_typed_key, is_weak
 from ..._tree.nodes import describe_node
 from .._base.arguments import check_layer, taker_name, wrong_type
-from .._base.inputs import described, jax_array, within
+from .._base.inputs import described, jax_array
 from .._base.precision import cast_to_precision, is_half
 from .._base.sharding import explicit_mesh, parts, varying_as
 
@@ -67,7 +67,7 @@ def scan_cell(
     """
     check_layer("`scan_cell`", "cell", cell)
     xs, length = as_sequence("`scan_cell`", xs)
-    init = varying_as((cell, xs), _first_state(cell, "", xs, cast_to_precision(init)))
+    init = varying_as((cell, xs), _first_state(cell, xs, cast_to_precision(init)))
     if mask is not None:
         if not is_array(mask):
             fix = " Pass `jnp.asarray(mask)`."
@@ -83,7 +83,7 @@ def scan_cell(
 
     def step(state, inputs):
         x, is_there = inputs
-        new = narrow(wide)(x, state)
+        new = _called(cell, narrow(wide), x, state)
         if is_there is not None:
             new = _where(is_there, new, state)
         return new, new[0] if isinstance(new, tuple) else new
@@ -94,7 +94,6 @@ def scan_cell(
 
 def scanned(
     cells: Sequence[Any],
-    names: Sequence[str],
     states: Sequence[Any],
     xs: Any,
     there: Array | None,
@@ -104,8 +103,8 @@ def scanned(
     sequence, the second one backward. Elements where `there` is false are padding."""
     if there is not None:
         xs = _without_padding(xs, there)
-    each = zip(cells, names, states, strict=True)
-    states = tuple(_first_state(cell, name, xs, state) for cell, name, state in each)
+    each = zip(cells, states, strict=True)
+    states = tuple(_first_state(cell, xs, state) for cell, state in each)
     states = varying_as((cells, xs), states)
     inputs = [(xs, there), _flipped((xs, there))][: len(cells)]
 
@@ -113,10 +112,10 @@ def scanned(
 
     def step(states, inputs):
         new, outputs = [], []
-        for cell, name, state, (x, is_there) in zip(
-            narrow(wide), names, states, inputs, strict=True
+        for cell, narrowed, state, (x, is_there) in zip(
+            cells, narrow(wide), states, inputs, strict=True
         ):
-            after = _called(cell, name, x, state)
+            after = _called(cell, narrowed, x, state)
             output = after[0] if isinstance(after, tuple) else after
             if is_there is not None:
                 after = _where(is_there, after, state)
@@ -140,9 +139,8 @@ def as_sequence(taker: Any, xs: Any) -> tuple[Any, int]:
     return jax.tree.map(jax_array, xs), leaves[0].shape[0]
 
 
-def _called(cell: Any, name: str, x: Any, state: Any) -> Any:
-    with within(name) if name else contextlib.nullcontext():
-        return cell(x, state)
+def _called(cell: Any, copy: Any, x: Any, state: Any) -> Any:
+    return call_part(cell, (), copy, copy, x, state)
 
 
 def _widened(cells: Any) -> tuple[Any, Callable[[Any], Any]]:
@@ -158,7 +156,7 @@ def _widened(cells: Any) -> tuple[Any, Callable[[Any], Any]]:
     return wide, narrow
 
 
-def _first_state(cell: Any, name: str, xs: Any, init: Any) -> Any:
+def _first_state(cell: Any, xs: Any, init: Any) -> Any:
     """`init`, by default that of the cell, of the types that the state has after a step.
 
     Dtypes may differ if the inputs have other ones than the parameters, or in a `mixed`
@@ -176,7 +174,7 @@ def _first_state(cell: Any, name: str, xs: Any, init: Any) -> Any:
     x = jax.tree.map(_type_of_row, xs)
     # Twice, because the types after the first step may change those after the second.
     for _ in range(2):
-        after = jax.eval_shape(lambda x, s: _called(cell, name, x, s), x, state)
+        after = jax.eval_shape(cell, x, state)
         if type(state) is list and type(after) is tuple:
             state = tuple(state)
         if _structure_and_shapes(state) != _structure_and_shapes(after):
