@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import jax
 
-from ._warn import is_passed_over
+from ._warn import is_internal
 
 # Names, with `*` and `?` as in a shell, and what to use in place of them.
 TABLE: Final = {
@@ -81,7 +81,7 @@ def missing(module: str, name: str) -> Exception:
         return AttributeError(text)
     # In `from module import name`, Python would drop the text of an `AttributeError`.
     caller: Any = sys._getframe(1)
-    while is_passed_over(caller.f_code.co_filename):
+    while is_internal(caller.f_code.co_filename):
         caller = caller.f_back
     if caller.f_code.co_code[caller.f_lasti] == opmap["IMPORT_FROM"]:
         text = f"cannot import name {name!r} from {module!r}"

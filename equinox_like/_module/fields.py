@@ -100,7 +100,13 @@ _OWN: Final = "_module_abstract_"
 # What instances and classes keep of themselves, and the settings of our own classes.
 _OF_INSTANCES = {FLAT, AUX, ASSIGNABLE}
 _OF_CLASSES = {_OWN, "_assignable_names_", "_module_fields_", "_module_spec_"}
-_SETTINGS = {"_registers_itself_", "_shown_", "_shown_fields_", "_wraps_callables_"}
+_SETTINGS = {
+    "_passes_calls_on_",
+    "_registers_itself_",
+    "_shown_",
+    "_shown_fields_",
+    "_wraps_callables_",
+}
 _LIBRARY = __name__.partition(".")[0] + "."
 
 
