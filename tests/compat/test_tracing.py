@@ -1,5 +1,6 @@
 """Both ways to ask whether a transformation is under way agree with what is so."""
 
+import contextlib
 import importlib
 import threading
 
@@ -119,3 +120,20 @@ def test_operations_of_one_trace_are_told():
 def test_without_the_private_name_no_two_operations_are_of_one_trace():
     current = trace_state.find_trace(object())
     assert current() is not current()
+
+
+def test_scope_is_that_of_jax():
+    def scoped(x):
+        with trace_state.scope_type("name")("name"):
+            return jnp.sin(x)
+
+    assert "name/sin" in jax.jit(scoped).lower(1.0).as_text(debug_info=True)
+
+
+def test_scope_is_made_by_jax_if_its_class_takes_something_else(monkeypatch):
+    @contextlib.contextmanager
+    def named_scope(name):
+        yield
+
+    monkeypatch.setattr(jax, "named_scope", named_scope)
+    assert trace_state.scope_type("name") is named_scope
