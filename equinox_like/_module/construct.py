@@ -13,6 +13,7 @@ import jax.tree_util as jtu
 
 from .._annotations import annotate, annotations_of, signature_of
 from .._tree.cached import raw_dict
+from .._tree.cycles import refuse_cycle
 from .._tree.filters import is_inexact_array_like
 from .._tree.require import explain_call
 from .._warn import warn
@@ -280,10 +281,16 @@ def construct(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
     except TypeError as error:
         explain_call(error, cls, args, kwargs)
         raise
-    for value in values:
-        if type(value) not in harmless_types and may_hold_callable(value):
-            check_callables(self, _own_fields(self, spec))
-            break
+    try:
+        for value in values:
+            if type(value) not in harmless_types and may_hold_callable(value):
+                check_callables(self, _own_fields(self, spec))
+                break
+    except (
+        RecursionError
+    ):  # of a field that contains itself, or is as deep as the stack
+        for name, value in _own_fields(self, spec):
+            refuse_cycle(f"self.{name}", value)
     if spec.has_checks:
         _check_fields(self, spec)
     return self

@@ -32,6 +32,7 @@ _Tree = TypeVar("_Tree")
 _T = TypeVar("_T")
 
 
+@frames_hidden
 def filter_shard(x: _Tree, device_or_shardings: Any) -> _Tree:
     """Shards the arrays of a tree, or moves them to a device.
 

@@ -9,24 +9,26 @@ import re
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, ParamSpec, TypeVar
 
 import jax.tree_util as jtu
 
-from .._annotations import signature_of
 from .._compat.arrays import may_be_donated
 from .._compat.messages import tells_of_deleted_array
 from .._errors import DonationError, LeafError
 from .arrays import describe_array, is_deleted
+from .cycles import name_cycle
 from .nodes import path_str
+from .require import named_arguments
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
 def deleted_named(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Decorator: errors of JAX about deleted arguments name the leaf and the donor."""
+    """Decorator: errors of JAX about deleted arguments name the leaf and the donor; those
+    about an argument that contains itself name the place."""
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -34,6 +36,7 @@ def deleted_named(function: Callable[_P, _T]) -> Callable[_P, _T]:
             return function(*args, **kwargs)
         except Exception as e:
             raise_if_deleted(e, function, args, kwargs)
+            name_cycle(e, function, args, kwargs)
             raise
 
     return call
@@ -53,22 +56,6 @@ def raise_if_deleted(error: Exception, function: Any, args: Any, kwargs: Any) ->
             leaves = [(name, x) for name, x in leaves if may_be_donated(x)]
         # A call within the function may have named a leaf of its own arguments.
         refuse_deleted(leaves, error.__cause__ or error)
-
-
-def named_arguments(function: Any, args: Any, kwargs: Any) -> Iterator[tuple[str, Any]]:
-    """The arguments of a call by the names of the parameters, if these are known.
-
-    `function` may be a method of a transformed function, which comes first.
-    """
-    wrapped = getattr(args[0], "__wrapped__", None) if args else None
-    if wrapped is not None:  # the method of a transformed function
-        yield getattr(wrapped, "__name__", type(wrapped).__name__), args[0]
-        function, args = wrapped, args[1:]
-    try:
-        bound = signature_of(function).bind(*args, **kwargs)
-        yield from bound.arguments.items()
-    except (TypeError, ValueError):
-        yield from {"args": args, "kwargs": kwargs}.items()
 
 
 def fate_of(x: Any) -> str:

@@ -3,7 +3,7 @@
 import contextlib
 import inspect
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax.tree_util as jtu
@@ -140,3 +140,19 @@ def may_be_key(x: Any) -> bool:
 def _short(x: Any) -> str:
     """An argument as it may have been written, if that is short."""
     return repr(x) if isinstance(x, bool | int | float | str | None) else "..."
+
+
+def named_arguments(function: Any, args: Any, kwargs: Any) -> Iterator[tuple[str, Any]]:
+    """The arguments of a call by the names of the parameters, if these are known.
+
+    `function` may be a method of a transformed function, which comes first.
+    """
+    wrapped = getattr(args[0], "__wrapped__", None) if args else None
+    if wrapped is not None:  # the method of a transformed function
+        yield getattr(wrapped, "__name__", type(wrapped).__name__), args[0]
+        function, args = wrapped, args[1:]
+    try:
+        bound = signature_of(function).bind(*args, **kwargs)
+        yield from bound.arguments.items()
+    except (TypeError, ValueError):
+        yield from {"args": args, "kwargs": kwargs}.items()
