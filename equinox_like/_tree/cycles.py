@@ -24,14 +24,10 @@ _END: Final = object()
 _DEEPEST: Final = 100_000
 
 
-class CycleError(ValueError, RecursionError):
-    """A tree contains itself. It is caught by code that catches what JAX raises, too."""
-
-
 def refuse_cycle(
     name: str, tree: Any, stop: set[type] | frozenset[type] = frozenset()
 ) -> None:
-    """Raises a `CycleError` if a node of the tree with this name contains itself.
+    """Raises a `ValueError` if a node of the tree with this name contains itself.
 
     With `stop`, instances of these types are not searched, nor are Modules, which were
     when they were constructed.
@@ -46,7 +42,7 @@ def refuse_cycle(
         path += next(steps, ())
         paths.append(path_str(path, name))
     above = next(i for i, node in enumerate(nodes) if node is nodes[-1])
-    raise CycleError(contains_itself(nodes[-1], paths[above], paths[-1])) from None
+    raise ValueError(contains_itself(nodes[-1], paths[above], paths[-1])) from None
 
 
 def refuse_cycles(function: Any, args: Any, kwargs: Any) -> None:
@@ -57,8 +53,7 @@ def refuse_cycles(function: Any, args: Any, kwargs: Any) -> None:
 
 def name_cycle(error: Exception, function: Any, args: Any, kwargs: Any) -> None:
     """Raises in place of an error that flattening such an argument caused."""
-    raw = RecursionError | SystemError
-    if isinstance(error, raw) and type(error) is not CycleError:
+    if isinstance(error, RecursionError | SystemError):
         refuse_cycles(function, args, kwargs)
 
 
