@@ -30,6 +30,7 @@ from .._module.module import Function, as_pytree
 from .._module.wrappers import Partial
 from .._tree.at import NOT_GIVEN as NOT_GIVEN
 from .._tree.cached import set_raw_dict
+from .._tree.cycles import name_cycle
 from .._tree.deleted import raise_if_deleted
 from .._tree.require import require_callable as require_callable
 from .._warn import FOLDER
@@ -216,7 +217,7 @@ def hide_frames(error: BaseException) -> None:
 def frames_hidden(function: Callable[_P, _T]) -> Callable[_P, _T]:
     """Decorator: applies `hide_frames` to the errors that `function` raises.
 
-    Those about deleted arguments name the leaf.
+    Those about deleted arguments, and about one that contains itself, name the place.
     """
 
     @outer_call
@@ -227,6 +228,7 @@ def frames_hidden(function: Callable[_P, _T]) -> Callable[_P, _T]:
         except Exception as e:
             hide_frames(e)
             raise_if_deleted(e, function, args, kwargs)
+            name_cycle(e, function, args, kwargs)
             name_unconverted(e, function, args, kwargs)
             raise
 

@@ -78,27 +78,34 @@ def first_difference(old: Table, new: Table) -> str | None:
 
 def describe(path: str, tree: Any) -> Table:
     """The table of `tree`. Arrays, structs and data leaves are all `"an array"`."""
-    if _is_data(tree):
-        return {path: "an array"}
-    if tree is None:
-        return {path: "None"}
-    if jtu.all_leaves([tree]):
-        return {path: _static(tree.value if isinstance(tree, Leaf) else tree)}
-    children, treedef = children_of(tree)
-    table = {path: _node(tree, children)}
-    if isinstance(tree, Module):
-        held = {f".{name}": value for name, value in static_fields(tree).items()}
-    else:
-        kind, aux = treedef.node_data()
-        held = {} if kind in (list, tuple, dict) else {"'s structure": aux}
-    for name, value in held.items():
-        if isinstance(value, Skeleton):
-            table |= describe(path + name, tree_of(value))
+    table: Table = {}
+    pending = [(path, tree)]  # the next one is last; no recursion, as trees may be deep
+    while pending:
+        path, tree = pending.pop()
+        if _is_data(tree):
+            table[path] = "an array"
+        elif tree is None:
+            table[path] = "None"
+        elif jtu.all_leaves([tree]):
+            table[path] = _static(tree.value if isinstance(tree, Leaf) else tree)
         else:
-            table[path + name] = _static(value)
-    for key, child in children:
-        table |= describe(path_str(key, path), child)
+            children, treedef = children_of(tree)
+            table[path] = _node(tree, children)
+            for name, value in _held(tree, treedef).items():
+                if isinstance(value, Skeleton):
+                    table |= describe(path + name, tree_of(value))
+                else:
+                    table[path + name] = _static(value)
+            pending += [(path_str(key, path), x) for key, x in reversed(children)]
     return table
+
+
+def _held(tree: Any, treedef: Any) -> dict[str, Any]:
+    """What a node holds besides its children, by the ends of the paths to it."""
+    if isinstance(tree, Module):
+        return {f".{name}": value for name, value in static_fields(tree).items()}
+    kind, aux = treedef.node_data()
+    return {} if kind in (list, tuple, dict) else {"'s structure": aux}
 
 
 def _is_data(tree: Any) -> bool:

@@ -14,6 +14,7 @@ import jax
 import jax.tree_util as jtu
 
 from .._compat.arrays import weakly_typed
+from .._tree.cycles import refuse_cycle
 from .._tree.deleted import deleted_named
 from .._tree.nodes import describe_node, plain_path
 from .._tree.require import refuse_callable_leaf, refuse_class
@@ -83,6 +84,7 @@ def save(
         ```
     """
     refuse_callable_leaf(tree, "tree")
+    refuse_cycle("tree", tree)
     texts = _check_metadata(metadata)
     tensors = _encode(tree)
     # With the largest alignment first, each tensor is aligned.
@@ -169,6 +171,7 @@ def load(
         ```
     """
     refuse_class(like, "like")
+    refuse_cycle("like", like)
     file = File(_located(path_or_file, "rb"))
     items, treedef = jtu.tree_flatten_with_path(like)
     where = shardings_for(like, shardings)

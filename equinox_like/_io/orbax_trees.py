@@ -27,6 +27,7 @@ from .._tree.arrays import (
     is_weak,
     with_key,
 )
+from .._tree.cycles import refuse_cycle
 from .._tree.filters import is_array, is_array_or_struct
 from .._tree.glob import matches_above, near_paths
 from .._tree.nodes import listed, plain_path
@@ -55,6 +56,7 @@ _FILLER: Final = "<no arrays>"
 
 def refuse_unsavable(tree: Any) -> None:
     """Raises `LeafError` for a leaf that cannot be saved, or a path that occurs twice."""
+    refuse_cycle("tree", tree)
     names: set[str] = set()
     for path, leaf in jtu.tree_leaves_with_path(tree):
         name = plain_path(path)

@@ -15,6 +15,7 @@ import numpy as np
 
 from .._compat.arrays import Put, putter
 from .._errors import LeafError
+from .._tree.cycles import refuse_cycle
 from .._tree.deleted import deleted_named
 from .._tree.match import flatten_up_to
 from .._tree.nodes import describe_node, listed, path_str, plain_path
@@ -182,6 +183,7 @@ def tree_deserialise_leaves(
 
 def _assign(filter_spec: Any, tree: Any, is_leaf: Any, name: str):
     """The function, path and value of each leaf; and a function to rebuild the tree."""
+    refuse_cycle(name, tree)
     specs, treedef = jtu.tree_flatten_with_path(filter_spec)
     subtrees = flatten_up_to(treedef, filter_spec, tree, "filter_spec", name)
     items, treedefs = [], []

@@ -26,6 +26,7 @@ from .._module.fields import field
 from .._module.instance import show_function
 from .._module.wrappers import Partial
 from .._tree.arrays import struct_of
+from .._tree.cycles import name_cycle, refuse_cycles
 from .._tree.filters import is_array_or_struct
 from .._tree.require import refuse_unknown_options
 from .._typing import JitOptions
@@ -170,6 +171,7 @@ class JittedMethod(Partial[Any]):
         except Exception as e:
             hide_frames(e)
             name_unconverted(e, None, (jitted, *self.args, *args), kwargs)
+            name_cycle(e, jitted.__wrapped__, (*self.args, *args), kwargs)
             raise
 
 
@@ -208,6 +210,7 @@ class Jitted(Transformed[_P, _T]):
         except Exception as e:
             hide_frames(e)
             name_unconverted(e, None, (self, *args), kwargs)
+            name_cycle(e, self.__wrapped__, args, kwargs)
             raise
 
     @frames_hidden
@@ -304,6 +307,7 @@ class Jitted(Transformed[_P, _T]):
         is_data: Callable[[Any], bool] = is_array_or_struct,
     ) -> tuple[Layout, list[Any]]:
         """The layout and leaves of a call that may hold a `jax.ShapeDtypeStruct`."""
+        refuse_cycles(self.__wrapped__, args, kwargs)
         call = with_methods((self._tree, args, kwargs))
         layout = program.layouts.make(call, is_data=is_data)
         return layout, jtu.tree_leaves(call)

@@ -27,6 +27,7 @@ from .._core.base import Transformed
 from .._core.caches import on_clear
 from .._module.construct import filled
 from .._module.module import BoundMethod
+from .._tree.cycles import refuse_cycle, refuse_cycles
 from .._tree.deleted import Record
 from .._tree.registry import registry
 from .._tree.splitting import Skeleton
@@ -88,7 +89,7 @@ class Program:
             # need the arrays.
             return self.without_donation.call(call)
         # `LayoutTable.fit`, inlined for speed.
-        leaves, structure = flatten(call)
+        leaves, structure = self.flatten(call)
         form = self._forms.get(structure)
         layout = form and form.layouts.get(tuple(map(type, form.take_unknown(leaves))))
         if layout is None:
@@ -97,6 +98,15 @@ class Program:
         if specialization is None:  # static leaves select it
             specialization = layout.find(leaves) or self.find(layout, leaves, call)
         return specialization.run(layout, leaves)
+
+    def flatten(self, call: Call) -> Any:
+        """`registry.flatten`, which takes the place of this method after the first call."""
+        tree, args, kwargs = call
+        refuse_cycle(self.name, tree)
+        refuse_cycles(self.opaque() if tree is None else tree, args, kwargs)
+        flat = flatten(call)
+        self.flatten = flatten
+        return flat
 
     def find(self, layout: Layout, leaves: list[Any], call: Call) -> Specialization:
         """The compiled function for the structure and static leaves of a call."""

@@ -27,6 +27,7 @@ from .._core.flat_call import take_apart
 from .._core.show_as import show_as
 from .._errors import RetraceWarning
 from .._tree.arrays import is_concrete, is_weak
+from .._tree.cycles import refuse_cycle
 from .._tree.filters import is_none
 from .._tree.registry import registry
 from .._tree.splitting import STATIC, Skeleton, merge
@@ -51,6 +52,7 @@ class Outputs:
 
     def take_apart(self, out: Any) -> tuple[list[Any], int]:
         """The arrays of the output of a trace, and its number."""
+        refuse_cycle("<output>", out)
         refuse_leaked_tracers(out)
         arrays, build = registry.describe_output(out)
         with self._lock:

@@ -5,9 +5,10 @@ optimiser may still change the array by weight decay or momentum. A frozen part 
 `Frozen`, a Module whose only field is a `field(trainable=False)`.
 """
 
+import itertools
 import operator
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -105,17 +106,32 @@ def trainable_leaves(
 ) -> list[bool]:
     """For each leaf, whether it is a parameter that is not in a `trainable=False` field."""
     flags: list[bool] = []
-    for node in jtu.tree_leaves(tree, is_leaf=_has_buffers):
-        if not _has_buffers(node):
-            flags.append(is_parameter(node))
-            continue
-        buffers = node._module_spec_.buffers
-        for path, child in children_of(node)[0]:
-            if path[0].name in buffers:
-                flags += [False] * len(jtu.tree_leaves(child))
-            else:
-                flags += trainable_leaves(child, is_parameter)
+    # The last one goes on where the others stopped; no recursion, since trees may be deep.
+    open_nodes = [iter(jtu.tree_leaves(tree, is_leaf=_has_buffers))]
+    while open_nodes:
+        node = next(open_nodes[-1], _END)
+        if node is _END:
+            open_nodes.pop()
+        elif _has_buffers(node):
+            open_nodes.append(_parts_of(node))
+        else:
+            flags.append(node is not _BUFFER and is_parameter(node))
     return flags
+
+
+_BUFFER: Final = object()
+_END: Final = object()
+
+
+def _parts_of(node: Any) -> Iterator[Any]:
+    """The leaves of a node that has buffers, `_BUFFER` for those that are in one; and the
+    nodes below it that have buffers, whole."""
+    buffers = node._module_spec_.buffers
+    for path, child in children_of(node)[0]:
+        if path[0].name in buffers:
+            yield from itertools.repeat(_BUFFER, len(jtu.tree_leaves(child)))
+        else:
+            yield from jtu.tree_leaves(child, is_leaf=_has_buffers)
 
 
 class _ToContent(jtu.GetAttrKey):

@@ -19,6 +19,7 @@ import numpy as np
 
 from .._compat.batching import wrapped_by
 from .._tree.arrays import describe_array
+from .._tree.cycles import refuse_cycle
 from .._tree.filters import is_array, is_array_like
 from .._tree.nodes import flatten_with_nodes, plain_path, with_article
 from .._tree.strict import ByIdentity, strict_key, strict_treedef
@@ -104,6 +105,7 @@ def warn_of_unannotated(cls: Any, namespace: dict[str, Any]) -> None:
 def check_statics(self: Any, fields: Fields) -> None:
     """Copies what can be changed in place, and warns of JAX arrays."""
     for name, value in fields:
+        refuse_cycle(f"self.{name}", value, HOLD_NO_ARRAY)
         leaves = leaves_of(value)
         if any(isinstance(leaf, jax.Array) for leaf in leaves):
             warn(
@@ -129,6 +131,9 @@ def check_callables(self: Any, fields: Fields) -> None:
                 f"which belongs in the body of the class: `{name}: SomeType = "
                 f"field(...)`. Set `self.{name}` to the value itself."
             )
+        if type(value) in harmless_types or not may_hold_callable(value):
+            continue
+        refuse_cycle(f"self.{name}", value, harmless_types)
         for _ in _that_hide_arrays(value, self):
             warn(
                 f"A JAX-transformed callable is being set as field '{name}' of "
@@ -165,6 +170,7 @@ def check_values(self: Any, fields: Fields) -> None:
         for name, value in fields:
             wrappers: list[Any] = []
             try:
+                refuse_cycle(f"self.{name}", value)
                 leaves = leaves_of(value, is_leaf=_collector(wrappers))
             except ContainsItself:
                 _refuse_itself(self, name)

@@ -5,10 +5,12 @@ hashable value, a `_Call`, so that all uses of a function share one compiled pro
 Each JAX transformation wraps it in a `_Variant`.
 """
 
+import dataclasses
 import functools
-import threading
+import itertools
+import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, ParamSpec, TypeVar
 
 import jax
@@ -36,11 +38,12 @@ from .._compat.tracing import Tracer, trace_context
 from .._core.base import Transformed, frames_hidden
 from .._core.caches import on_clear
 from .._core.context import entered_here, within
-from .._core.flat_call import Template, take_apart
+from .._core.flat_call import take_apart
 from .._module.fields import field
-from .._tree import is_array
+from .._tree import filter, is_array
 from .._tree.arrays import jax_struct_of, struct_of, with_key, without_key
 from .._tree.splitting import STATIC, Skeleton, merge, split
+from .._tree.structure import Interned, InternTable
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -64,7 +67,8 @@ def noinline(
         `fn`. It must return the same structure, shapes and dtypes. Its first argument
         is `fn`, with `None` for all leaves that are not arrays. Functions with the same
         `abstract_fn` can be exchanged in the arguments of a compiled function without a
-        retrace. They are kept as long as the process lives.
+        retrace. A program calls `fn` by its number, so keep the result as long as a
+        program that takes it as an argument runs.
 
     **Returns:**
 
@@ -108,21 +112,23 @@ class NotInlined(Transformed[_P, _T]):
 
     _transformation_ = "noinline"
 
-    # The index of `fn` in `_functions`, if there is an `abstract_fn`, else `None`.
-    _index: Any
+    # If there is an `abstract_fn`: `fn`, and its number.
+    _function: Any = field(static=True)
+    _number: Any
     _abstract_fn: Any = field(static=True)
 
     def __init__(self, fn: Callable[_P, _T], abstract_fn: Callable[..., Any] | None):
-        self._index = None
+        self._function = self._number = None
         self._abstract_fn = abstract_fn
         if abstract_fn is None:
             super().__init__(fn)
             return
-        arrays, rest = take_apart(fn)
         super().__init__(abstract_fn)
-        self._tree = rest.alone(arrays)
+        _, skeleton = _split(fn)
+        self._tree = filter(fn, is_array)
         self._opaque = abstract_fn
-        self._index = np.int32(_index_of(rest))
+        self._function = _functions.find(skeleton, lambda: _Function(skeleton))
+        self._number = self._function.number
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
@@ -130,37 +136,72 @@ class NotInlined(Transformed[_P, _T]):
 
     @frames_hidden
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        fun = self._tree if self._index is not None else self.__wrapped__
-        call = self._index, fun, args, kwargs
+        fun = self.__wrapped__ if self._number is None else self._tree
+        call = self._number, fun, args, kwargs
         if not any(isinstance(x, Tracer) for x in jtu.tree_leaves(call)):
-            if self._index is not None:
-                fun = _functions[int(self._index)].fill(jtu.tree_leaves(fun))
+            if self._number is not None:
+                fun = _filled(_found(self._number), fun)
             return fun(*args, **kwargs)
-        try:
-            groups, skeleton = split(call, lambda x: _DATA if is_array(x) else STATIC)
-        except ValueError as e:
-            raise TypeError(str(e)) from None
+        groups, skeleton = _split(call)
         data = [jnp.asarray(x) for x in groups.get(_DATA, ())]
-        target = _Call(skeleton, self._abstract_fn, entered_here())
+        target = _Call(skeleton, self._abstract_fn, entered_here(), self._function)
         _, rest = _trace(target, tuple(map(as_aval, data)))
         return rest.fill(_bind(*data, call=target))
 
 
 _DATA: Final = "data"
-# The functions that have an `abstract_fn`, without their arrays.
-_functions: Final[list[Template]] = []
-_adding: Final = threading.RLock()  # to compare functions may run code of the user
 
 
-def _index_of(rest: Template) -> int:
+def _split(tree: Any) -> tuple[dict[Any, list[Any]], Skeleton]:
     try:
-        hash(tuple(rest.leaves))
-    except TypeError as e:
-        raise TypeError(f"`noinline` needs a hashable function: {e}.") from None
-    with _adding:
-        if rest not in _functions:
-            _functions.append(rest)
-        return _functions.index(rest)
+        return split(tree, lambda x: _DATA if is_array(x) else STATIC)
+    except ValueError as e:
+        raise TypeError(str(e)) from None
+
+
+class _Function(Interned):
+    """A function that has an `abstract_fn`, without its arrays.
+
+    It is equal to all others, as functions that take each other's place have one structure.
+    """
+
+    __slots__ = ("number", "skeleton")
+
+    def __init__(self, skeleton: Skeleton):
+        self.skeleton = skeleton
+        self.number = np.int32(next(_numbers))
+        _by_number[int(self.number)] = self
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _Function
+
+    def __hash__(self) -> int:
+        return hash(_Function)
+
+    def __deepcopy__(self, memo: Any) -> "_Function":
+        return self
+
+
+# They live as long as what wraps them, and as the programs that were traced with them.
+_functions: Final[InternTable[_Function]] = InternTable()
+_by_number: Final[weakref.WeakValueDictionary[int, _Function]] = (
+    weakref.WeakValueDictionary()
+)
+_numbers: Final = itertools.count()
+
+
+def _found(number: Any) -> Skeleton:
+    try:
+        return _by_number[int(number)].skeleton
+    except KeyError:
+        raise RuntimeError(
+            "A program calls a `noinline` function that was freed before it ran: keep "
+            "what `noinline` returned until the program has run."
+        ) from None
+
+
+def _filled(function: Skeleton, arrays: Any) -> Any:
+    return merge({_DATA: jtu.tree_leaves(arrays)}, function)
 
 
 @dataclass(frozen=True)
@@ -171,14 +212,16 @@ class _Call:
     abstract_fn: Callable[..., Any] | None
     # The values of all contexts. It is traced again later, outside of the `with` blocks.
     entered: Any
-    # The entry of `_functions`, once the index is known at run time.
-    rest: Template | None = None
+    # A function that a program is traced with lives as long as the program.
+    kept: _Function | None = dataclasses.field(compare=False)
+    # That with the number which the program was given, once it is known at run time.
+    function: Skeleton | None = None
 
     def __call__(self, *data: Any) -> list[Any]:
         arrays, rest = take_apart(self.output(data))
-        if self.rest is not None:
+        if self.function is not None:
             types = tuple(map(as_aval, data))
-            _, announced = _trace(replace(self, rest=None), types)
+            _, announced = _trace(dataclasses.replace(self, function=None), types)
             if not rest.has_places_of(announced):
                 raise ValueError(
                     "A `noinline` function must return a tree of the structure that its "
@@ -190,27 +233,27 @@ class _Call:
     def output(self, data: Sequence[Any]) -> Any:
         _, fun, args, kwargs = merge({_DATA: list(data)}, self.skeleton)
         with within(self.entered):
-            if self.rest is not None:
-                return self.rest.fill(jtu.tree_leaves(fun))(*args, **kwargs)
+            if self.function is not None:
+                return _filled(self.function, fun)(*args, **kwargs)
             if self.abstract_fn is not None:
                 return self.abstract_fn(fun, *args, **kwargs)
             return fun(*args, **kwargs)
 
     def found(self, data: Sequence[Any]) -> "_Call":
-        """This call, with the function that the first array is the index of."""
+        """This call, with the function that the first array is the number of."""
         if self.abstract_fn is None:
             return self
-        return replace(self, rest=_functions[int(data[0])])
+        return dataclasses.replace(self, function=_found(data[0]))
 
 
 @dataclass(frozen=True)
 class _Variant:
-    """A transformed call. The index of its function remains the first array."""
+    """A transformed call. The number of its function remains the first array."""
 
     call: Any
 
     def found(self, data: Sequence[Any]) -> Any:
-        return replace(self, call=self.call.found(data))
+        return dataclasses.replace(self, call=self.call.found(data))
 
 
 @dataclass(frozen=True)

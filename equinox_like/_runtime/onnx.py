@@ -11,10 +11,9 @@ import jax.tree_util as jtu
 from .._core.base import name_of
 from .._core.flat_call import take_apart
 from .._transforms.trace import filter_eval_shape
-from .._tree.deleted import named_arguments
 from .._tree.filters import is_array, is_array_or_struct
 from .._tree.nodes import path_str
-from .._tree.require import require_callable
+from .._tree.require import named_arguments, require_callable
 from .finalise import finalise_fn
 
 

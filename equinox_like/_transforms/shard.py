@@ -25,11 +25,12 @@ from .._io.checksums import content_sums
 from .._jit import filter_jit
 from .._tree.arrays import buffer_pointers, describe_array, is_concrete, is_deleted
 from .._tree.copy import copy_array
-from .._tree.deleted import fate_of, named_arguments
+from .._tree.deleted import fate_of
 from .._tree.filters import is_array, is_array_or_struct
 from .._tree.glob import matches, near_paths
 from .._tree.match import spread
 from .._tree.nodes import leaf_paths, listed, path_str, plain_path
+from .._tree.require import named_arguments
 from .._warn import warn
 from .follow import FOLLOW, following, owner_of, owners_of
 from .trace import filter_eval_shape
@@ -38,6 +39,7 @@ _Tree = TypeVar("_Tree")
 _T = TypeVar("_T")
 
 
+@frames_hidden
 def filter_shard(x: _Tree, device_or_shardings: Any) -> _Tree:
     """Shards the arrays of a tree, or moves them to a device.
 

@@ -48,8 +48,8 @@ class _Flat:
 
 
 def _to_describe(instance: Any) -> list[tuple[Any, Sequence[Any], Any]]:
-    """The instance and the cached nodes below it that have no `_flat_` yet, from top to
-    bottom, each with its children and aux data.
+    """The instance and the cached nodes below it, in tuples too, that have no `_flat_` yet,
+    from top to bottom, each with its children and aux data.
 
     Otherwise `describe` would call itself for each level of a deep tree. A node that is
     being constructed is left out: it may contain itself.
@@ -57,15 +57,21 @@ def _to_describe(instance: Any) -> list[tuple[Any, Sequence[Any], Any]]:
     found: list[tuple[Any, Sequence[Any], Any]] = []
     pending = [instance]
     for node in pending:
-        values, aux = cached_types[type(node)].flatten(node)
-        found.append((node, values, aux))
+        if isinstance(node, tuple):
+            values: Sequence[Any] = node
+        else:
+            values, aux = cached_types[type(node)].flatten(node)
+            found.append((node, values, aux))
         pending += [
             value
             for value in values
-            if (cached := cached_types.get(type(value))) is not None
-            and cached.is_immutable
-            and FLAT not in raw_dict(value)
-            and not value._assignable_
+            if isinstance(value, tuple)
+            or (
+                (cached := cached_types.get(type(value))) is not None
+                and cached.is_immutable
+                and FLAT not in raw_dict(value)
+                and not value._assignable_
+            )
         ]
     return found
 

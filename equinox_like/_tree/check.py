@@ -10,6 +10,7 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
+from .cycles import contains_itself
 from .nodes import children_of, path_str
 
 
@@ -119,21 +120,18 @@ def _memory(array: Any) -> Any:
 
 def _at_two_places(node: Any, first: tuple[Any, ...], second: tuple[Any, ...]) -> str:
     name = type(node).__qualname__
-    places = f"`{path_str(first, 'pytree')}`", f"`{path_str(second, 'pytree')}`"
+    places = path_str(first, "pytree"), path_str(second, "pytree")
     if isinstance(node, jax.Array | np.ndarray):
         return (
-            f"The same array, {node.dtype}{list(node.shape)}, is at {places[0]} and at "
-            f"{places[1]}. JAX makes two of it, which diverge at the first update. "
+            f"The same array, {node.dtype}{list(node.shape)}, is at `{places[0]}` and at "
+            f"`{places[1]}`. JAX makes two of it, which diverge at the first update. "
             "Keep it in one place and read it from there, or make two with "
             "`tree_copy`."
         )
     if second[: len(first)] == first:
-        return (
-            f"The {name} at {places[0]} contains itself, at {places[1]}. A tree has no "
-            "cycles: refer to it by a name or an index instead."
-        )
+        return contains_itself(node, *places)
     return (
-        f"The same {name} is at {places[0]} and at {places[1]}. JAX makes two of it, "
+        f"The same {name} is at `{places[0]}` and at `{places[1]}`. JAX makes two of it, "
         "which diverge at the first update. Keep it in one place and read it from "
         "there, or make two with `tree_copy`."
     )

@@ -9,13 +9,14 @@ import jax.tree_util as jtu
 from .._compat.tracing import at_top_level
 from .._errors import DonationError
 from .arrays import describe_array, is_concrete, is_deleted, is_typed_key
-from .deleted import fate_of
+from .deleted import deleted_named, fate_of
 from .filters import is_array
 from .nodes import path_str
 
 _Tree = TypeVar("_Tree")
 
 
+@deleted_named
 def tree_copy(pytree: _Tree) -> _Tree:
     """A copy of the tree in which each array has a buffer of its own.
 

@@ -9,25 +9,27 @@ import re
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, ParamSpec, TypeVar
 
 import jax.tree_util as jtu
 
-from .._annotations import signature_of
 from .._call_path import outermost
 from .._compat.arrays import may_be_donated
 from .._compat.messages import tells_of_deleted_array
 from .._errors import DonationError, LeafError
 from .arrays import describe_array, is_deleted
+from .cycles import name_cycle
 from .nodes import path_str
+from .require import is_transformed, named_arguments
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
 def deleted_named(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Decorator: errors of JAX about deleted arguments name the leaf and the donor."""
+    """Decorator: errors of JAX about deleted arguments name the leaf and the donor; those
+    about an argument that contains itself name the place."""
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -35,6 +37,7 @@ def deleted_named(function: Callable[_P, _T]) -> Callable[_P, _T]:
             return function(*args, **kwargs)
         except Exception as e:
             raise_if_deleted(e, function, args, kwargs)
+            name_cycle(e, function, args, kwargs)
             raise
 
     return call
@@ -50,7 +53,7 @@ def raise_if_deleted(error: Exception, function: Any, args: Any, kwargs: Any) ->
         if isinstance(error, LeafError):  # names the leaf, but not who took it
             leaves = [(name, x) for name, x in leaves if may_be_donated(x)]
         # A call within the function may have named a leaf of its own arguments.
-        refuse_deleted(leaves, error.__cause__ or error, _is_transformed(args))
+        refuse_deleted(leaves, error.__cause__ or error, is_transformed(args))
 
 
 def raise_if_deleted_here(error: Exception, call: Any, args: Any, kwargs: Any) -> None:
@@ -69,30 +72,6 @@ def _named_leaves(arguments: dict[str, Any]) -> list[tuple[str, Any]]:
         for name, tree in arguments.items()
         for path, x in jtu.tree_leaves_with_path(tree)
     ]
-
-
-def named_arguments(function: Any, args: Any, kwargs: Any) -> Iterator[tuple[str, Any]]:
-    """The arguments of a call by the names of the parameters, if these are known.
-
-    `function` may be a method of a transformed function, which comes first.
-    """
-    if _is_transformed(args):
-        held, wrapped = args[0], args[0].__wrapped__
-        while hasattr(held, "_held_"):
-            held = held._held_
-        owner = getattr(held, "__self__", held)  # of a method
-        named = wrapped if owner is held else type(owner)
-        yield getattr(named, "__name__", type(named).__name__), owner
-        function, args = wrapped, args[1:]
-    try:
-        bound = signature_of(function).bind(*args, **kwargs)
-        yield from bound.arguments.items()
-    except (TypeError, ValueError):
-        yield from {"args": args, "kwargs": kwargs}.items()
-
-
-def _is_transformed(args: Any) -> bool:
-    return bool(args) and getattr(args[0], "_wraps_callables_", False)
 
 
 def fate_of(x: Any) -> str:

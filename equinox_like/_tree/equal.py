@@ -5,7 +5,7 @@ gives a Python `False`, even under a trace. The values of JAX arrays are compare
 """
 
 import functools
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -77,6 +77,8 @@ def tree_equal(
         raise TypeError("`tree_equal` takes at least one tree.")
     leaves, treedef = jtu.tree_flatten(pytrees[0])
     structure = strict_treedef(treedef) if len(pytrees) > 1 else None
+    is_exact, is_known = _is_zero(rtol) and _is_zero(atol), not _is_traced(rtol, atol)
+    quick = _NUMBERS if is_exact else _PYTHON
     arrays = []
     for pytree in pytrees[1:]:
         others, other_treedef = jtu.tree_flatten(pytree)
@@ -84,6 +86,10 @@ def tree_equal(
         if treedef != other_treedef or structure != strict_treedef(other_treedef):
             return False
         for a, b in zip(leaves, others, strict=True):
+            if type(a) is type(b) and type(a) in quick:
+                if a == b:
+                    continue
+                return False
             if typematch and not _same_type(a, b):
                 return False
             if not (is_array(a) and is_array(b)):
@@ -95,8 +101,8 @@ def tree_equal(
                 return False
             elif check_weak_type and is_weak(a) != is_weak(b):
                 return False
-            elif _is_numpy(a) and _is_numpy(b) and not _is_traced(rtol, atol):
-                if not _numpy_equal(np.asarray(a), np.asarray(b), rtol, atol):
+            elif is_known and _is_numpy(a) and _is_numpy(b):
+                if not _numpy_equal(a, b, None if is_exact else (rtol, atol)):
                     return False
             else:
                 arrays.append((a, b))
@@ -106,6 +112,12 @@ def tree_equal(
         lambda so_far, answer: so_far & _moved_to(so_far, answer),
         [_jax_equal(a, b, rtol, atol) for a, b in arrays],
     )
+
+
+# For two values of the same one of these types, `==` is enough; for NumPy's, if there are
+# no tolerances.
+_PYTHON: Final = frozenset({bool, complex, float, int, str})
+_NUMBERS: Final = _PYTHON.union(np.dtype(code).type for code in "?bhilqBHILQefdgFDG")
 
 
 def _same_type(a: Any, b: Any) -> bool:
@@ -125,12 +137,12 @@ def _are_numbers(*arrays: Any) -> bool:
     return all(x.dtype == bool or jnp.issubdtype(x.dtype, np.number) for x in arrays)
 
 
-def _numpy_equal(a: np.ndarray, b: np.ndarray, rtol: Any, atol: Any) -> bool:
+def _numpy_equal(a: Any, b: Any, tolerances: tuple[Any, Any] | None) -> bool:
     a, b = _promoted(a, b)
-    if is_inexact_array(a) and not (_is_zero(rtol) and _is_zero(atol)):
-        a, b = _widen(a), _widen(b)
-        return np.allclose(a, b, np.asarray(rtol), np.asarray(atol))
-    return bool(np.all(a == b))
+    if tolerances is not None and is_inexact_array(a):
+        a, b = _widen(np.asarray(a)), _widen(np.asarray(b))
+        return np.allclose(a, b, *map(np.asarray, tolerances))
+    return bool((a == b).all())
 
 
 def _jax_equal(a: Any, b: Any, rtol: Any, atol: Any) -> jax.Array:

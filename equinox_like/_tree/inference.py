@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import jax.tree_util as jtu
 
 from .at import tree_at
+from .cycles import refuse_cycle
 from .nodes import not_assigned, path_str, unset_fields
 from .require import refuse_class
 
@@ -58,6 +59,7 @@ def tree_inference(
         ```
     """
     refuse_class(pytree, "pytree")
+    refuse_cycle("pytree", pytree)
     if where is not None:
         return tree_at(where, pytree, replace_fn=lambda node: _set_flags(node, value))
     return _set_flags(pytree, value)

@@ -18,7 +18,12 @@ import jax.tree_util as jtu
 from .._compat.tracing import Tracer
 from .filters import is_array
 from .nodes import flatten_with_nodes
-from .strict import has_hash, is_compared_by_identity, strict_treedef
+from .strict import (
+    fold_treedef,
+    has_hash,
+    is_compared_by_identity,
+    strict_treedef,
+)
 from .structure import (
     FLAT,
     MutableChild,
@@ -85,7 +90,7 @@ class OwnRegistry:
         reference = None if known is None else known.get(key)
         structure = reference and reference()
         if structure is None:
-            inner = self._described_by(tuple, key, iter(statics))
+            inner = self._described_by(key, statics)
             structure = self._structure(kind, aux, inner)
             if known is not None:
                 if len(known) >= _MOST_KNOWN:
@@ -99,10 +104,13 @@ class OwnRegistry:
         """Describes the children of a node in JAX's registry.
 
         It is a key for what they are, without the `children` in our registry. Where it
-        has an `id`, or `StaticLeaf`, the object is added to `statics`.
+        has an `id`, or `StaticLeaf`, the object is added to `statics`. A tuple is its type
+        and its length, and its items follow.
         """
         key: list[Any] = []
-        for value in values:
+        pending = [*reversed(values)]  # no recursion, since tuples may be deep
+        while pending:
+            value = pending.pop()
             kind = type(value)
             if kind in self._array_types:  # faster than `is_array`
                 children.append(value)
@@ -115,9 +123,10 @@ class OwnRegistry:
                 children.append(value)
                 key.append(MutableChild)
             elif kind is tuple:
-                key.append((kind, self._key(value, children, statics)))
+                key.append((kind, len(value)))
+                pending += reversed(value)
             elif kind not in cached_types:
-                key.append(self._key_of_other(value, children, statics))
+                key.append(self._key_of_other(value, children, statics, pending))
             elif cached_types[kind].is_immutable and not value._assignable_:
                 below, structure = getattr(value, FLAT)
                 children += below
@@ -128,7 +137,9 @@ class OwnRegistry:
                 key.append(MutableChild)
         return tuple(key)
 
-    def _key_of_other(self, value: Any, children: list[Any], statics: list[Any]) -> Any:
+    def _key_of_other(
+        self, value: Any, children: list[Any], statics: list[Any], pending: list[Any]
+    ) -> Any:
         kind = type(value)
         if is_array(value) or isinstance(value, Tracer):
             self._array_types.add(kind)
@@ -143,27 +154,30 @@ class OwnRegistry:
                 statics.append(StaticLeaf(value))
                 return StaticLeaf
         elif _is_namedtuple(value, level):
-            return kind, self._key(level[0], children, statics)
+            pending += reversed(value)
+            return kind, len(value)
         children.append(value)
         return MutableChild
 
-    def _described_by(self, kind: type, key: Any, statics: Iterator[Any]) -> Any:
-        """The treedef of a tuple of this kind, whose children have this key."""
+    def _described_by(self, key: Any, statics: list[Any]) -> Any:
+        """The treedef of a tuple whose children have this key."""
         parts: list[Any] = []
-        for item in key:
+        for item in reversed(key):
             if item is None:
-                parts.append(self._leaf)
+                part = self._leaf
             elif item is MutableChild:
-                parts.append(self._open)
+                part = self._open
             elif type(item) is str:
-                parts.append(self._static(float.fromhex(item)))
+                part = self._static(float.fromhex(item))
             elif type(item) is not tuple:
-                parts.append(self._static(next(statics)))
+                part = self._static(statics.pop())
             elif issubclass(item[0], tuple):
-                parts.append(self._described_by(item[0], item[1], statics))
+                below = [parts.pop() for _ in range(item[1])]
+                part = self._node((item[0], None), below)
             else:
-                parts.append(self._static(item[1]))
-        return self._node((kind, None), parts)
+                part = self._static(item[1])
+            parts.append(part)
+        return self._node((tuple, None), parts[::-1])
 
     def _static(self, value: Any) -> Any:
         if value is None:
@@ -229,19 +243,23 @@ class OwnRegistry:
 
     def _as_built(self, treedef: Any) -> Any:
         """The treedef that `describe` gives for this output once it is built."""
-        node = treedef.node_data()
-        if node is None or node[0] in (MutableChild, type(None)):
-            return treedef
-        kind, aux = node
-        if kind is StaticLeaf:
-            return treedef if has_hash(aux.value) else self._open
-        if kind in cached_types:
-            if not cached_types[kind].is_immutable:
-                return self._open
-            return self._cached(aux.canonical or aux)
-        if kind is tuple or self._is_namedtuple_of_jax(kind):
-            return self._node(node, [self._as_built(c) for c in treedef.children()])
-        return self._open
+
+        def whole(part):
+            node = part.node_data()
+            if node is None or node[0] in (MutableChild, type(None)):
+                return part
+            kind, aux = node
+            if kind is StaticLeaf:
+                return part if has_hash(aux.value) else self._open
+            if kind in cached_types and cached_types[kind].is_immutable:
+                return self._cached(aux.canonical or aux)
+            return (
+                None
+                if kind is tuple or self._is_namedtuple_of_jax(kind)
+                else self._open
+            )
+
+        return fold_treedef(treedef, whole, self._node)
 
     def adopt(self, nodes: Sequence[Any]) -> bool:
         """Registers the types of these nodes that are registered with JAX only.
@@ -312,27 +330,32 @@ class OwnRegistry:
         return arrays, build
 
     def _describe_output(self, treedef: Any, leaves: Iterator[Any]) -> Any:
-        node = treedef.node_data()
-        if node is None:
-            leaf = next(leaves)
-            return self._leaf if is_array(leaf) else self._static(leaf)
-        kind, aux = node
-        if kind is type(None):
-            return self._none
-        is_cached = kind in cached_types
-        if is_cached or kind in _BUILT_IN or self._is_namedtuple_of_jax(kind):
-            parts = []
-            # Trees may be deep: a comprehension may add a frame for each level, and in
-            # Python 3.12 fewer recursions are possible by `map`.
-            for child in treedef.children():
-                parts.append(self._describe_output(child, leaves))
-            if not is_cached:
-                return self._node(node, parts)
-            return self._cached(self._structure_of_output(kind, aux, parts))
-        flat = [next(leaves) for _ in range(treedef.num_leaves)]
-        statics = [None if is_array(x) else StaticLeaf(x) for x in flat]
-        count = statics.count(None)
-        return self._node((UserNode, UserNode(treedef, statics)), [self._leaf] * count)
+        def whole(part):
+            node = part.node_data()
+            if node is None:
+                leaf = next(leaves)
+                return self._leaf if is_array(leaf) else self._static(leaf)
+            kind, _ = node
+            if kind is type(None):
+                return self._none
+            if (
+                kind in cached_types
+                or kind in _BUILT_IN
+                or self._is_namedtuple_of_jax(kind)
+            ):
+                return None
+            flat = [next(leaves) for _ in range(part.num_leaves)]
+            statics = [None if is_array(x) else StaticLeaf(x) for x in flat]
+            user_node = UserNode, UserNode(part, statics)
+            return self._node(user_node, [self._leaf] * statics.count(None))
+
+        def make(node, parts):
+            kind, aux = node
+            if kind in cached_types:
+                return self._cached(self._structure_of_output(kind, aux, parts))
+            return self._node(node, parts)
+
+        return fold_treedef(treedef, whole, make)
 
     def _is_namedtuple_of_jax(self, kind: type) -> bool:
         """Whether a type is a named tuple that was not registered with JAX."""

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import jax.tree_util as jtu
 
+from .deleted import deleted_named
 from .filters import is_array, is_none
 from .format import tree_pformat
 from .match import flatten_up_to, leaf_name
@@ -65,6 +66,7 @@ def filter(
     return rest if inverse else kept
 
 
+@deleted_named
 def partition(
     pytree: Any,
     filter_spec: Any,

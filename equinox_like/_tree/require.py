@@ -5,7 +5,7 @@ import inspect
 import itertools
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax.tree_util as jtu
@@ -171,3 +171,28 @@ def _short(x: Any) -> str:
     if may_be_key(x):
         return "key"
     return repr(x) if isinstance(x, bool | int | float | str | None) else "..."
+
+
+def named_arguments(function: Any, args: Any, kwargs: Any) -> Iterator[tuple[str, Any]]:
+    """The arguments of a call by the names of the parameters, if these are known.
+
+    `function` may be a method of a transformed function, which comes first.
+    """
+    if is_transformed(args):
+        held, wrapped = args[0], args[0].__wrapped__
+        while hasattr(held, "_held_"):
+            held = held._held_
+        owner = getattr(held, "__self__", held)  # of a method
+        named = wrapped if owner is held else type(owner)
+        yield getattr(named, "__name__", type(named).__name__), owner
+        function, args = wrapped, args[1:]
+    try:
+        bound = signature_of(function).bind(*args, **kwargs)
+        yield from bound.arguments.items()
+    except (TypeError, ValueError):
+        yield from {"args": args, "kwargs": kwargs}.items()
+
+
+def is_transformed(args: Any) -> bool:
+    """Whether the first argument is a transformed function."""
+    return bool(args) and getattr(args[0], "_wraps_callables_", False)

@@ -14,6 +14,7 @@ import jax.tree_util as jtu
 from typing_extensions import TypeVar  # `default` is in `typing` from Python 3.13
 
 from .._annotations import signature_of
+from .cycles import refuse_cycle
 from .filters import is_array
 from .glob import check_patterns, matches, near_paths
 from .nodes import Nodes, children_of, listed
@@ -60,6 +61,7 @@ def select(tree: _Tree) -> "Selection[_Tree]":
         ```
     """
     refuse_class(tree, "tree")
+    refuse_cycle("tree", tree)
     nodes = Nodes(tree)
     places = tuple(range(len(nodes.all)))
     root = f"select({type(tree).__name__})"

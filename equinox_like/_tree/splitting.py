@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import jax.tree_util as jtu
 
+from .deleted import deleted_named
 from .nodes import describe_node, path_str
 from .require import require_callable
 from .strict import has_hash, strict_key, strict_treedef
@@ -84,6 +85,7 @@ class Skeleton:
         return self
 
 
+@deleted_named
 def split(
     tree: Any,
     label: Callable[[Any], Hashable],

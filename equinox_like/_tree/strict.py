@@ -13,7 +13,6 @@ arrays, are wrapped.
 import contextlib
 import dataclasses
 import enum
-import operator
 import sys
 import threading
 import types
@@ -76,23 +75,66 @@ def strict_treedef(treedef: Any, nodes: Any = jtu.default_registry) -> Any:
     by `==`. Where that does not follow the strict rule, a strict key replaces them. The
     result is only for comparison, and cannot be unflattened.
     """
-    node = treedef.node_data()
-    if node is None:
-        return treedef
-    kind, data = node
-    children = treedef.children()
-    strict = []
-    for child in children:  # a loop, as trees may be deep: see `own_registry.py`
-        strict.append(strict_treedef(child, nodes))
-    marked = data
-    if kind is dict:
-        if not _OF_STRINGS.issuperset(map(type, data)):
-            marked = list(map(_StrictAux, data))
-    elif not _compares_strictly(data):
-        marked = _StrictAux(data)
-    if marked is data and all(map(operator.is_, children, strict)):
-        return treedef
-    return treedef.from_node_data_and_children(nodes, (kind, marked), strict)
+    loose = False
+
+    def visit(_, data):
+        nonlocal loose
+        if data is not None and not _compares_strictly(data):
+            loose = True
+
+    # In C++, since most trees need no marks; and no recursion, since trees may be deep.
+    treedef.walk(visit, id, [None] * treedef.num_leaves)
+    return _marked(treedef, nodes) if loose else treedef
+
+
+def _marked(treedef: Any, nodes: Any) -> Any:
+    """The treedef with a `_StrictAux` for what is not compared strictly."""
+
+    def whole(part):
+        node = part.node_data()
+        return part if node is None or node == _NONE else None
+
+    def make(node, parts):
+        kind, data = node
+        if kind is dict:
+            data = list(map(_StrictAux, data))
+        elif not _compares_strictly(data):
+            data = _StrictAux(data)
+        return treedef.from_node_data_and_children(nodes, (kind, data), parts)
+
+    return fold_treedef(treedef, whole, make)
+
+
+def fold_treedef(
+    treedef: Any,
+    whole: Callable[[Any], Any],
+    make: Callable[[Any, list[Any]], Any],
+) -> Any:
+    """What `make(node_data, results for the children)` returns for the root.
+
+    `whole(part)` is the result for a part that is not taken apart, `None` for others; it
+    is called in the order of the leaves. Not a recursion, since trees may be deep. Of a
+    node that was taken apart the treedef is dropped: to keep those of all nodes would take
+    memory by the square of the depth.
+    """
+    # Each node, and the number of its children; or `None` and the result for it.
+    parents_first: list[tuple[Any, Any]] = []
+    pending = [treedef]
+    while pending:
+        part = pending.pop()
+        result = whole(part)
+        if result is None:
+            children = part.children()
+            parents_first.append((part.node_data(), len(children)))
+            pending += reversed(children)
+        else:
+            parents_first.append((None, result))
+    made: list[Any] = []
+    for node, result in reversed(parents_first):
+        if node is not None:
+            result = make(node, [made.pop() for _ in range(result)])
+        made.append(result)
+    return made.pop()
 
 
 def has_hash(value: Any) -> bool:
@@ -115,7 +157,7 @@ DICT_ITEMS: Final = type({}.items())
 strict_types: Final[set[type]] = set()
 # Types of nodes whose `==` compares the tree, or that have none of their own.
 compared_as_trees: Final[set[type]] = {jtu.Partial}
-_OF_STRINGS: Final = frozenset({str})
+_NONE: Final = type(None), None  # the data of the node `None`
 
 
 def _compares_strictly(data: Any) -> bool:

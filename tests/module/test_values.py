@@ -397,7 +397,8 @@ class Looped(eqx.Module):
         self.box = Box(self)
         try:
             eqx.filter_jit(lambda tree: tree)(self.box)
-        except RecursionError:
+        except ValueError as error:
+            assert "at `tree` contains itself, at `tree.content.box`" in str(error)
             print("refused")
         self.box = None
 

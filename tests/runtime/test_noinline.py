@@ -177,6 +177,71 @@ class TestAbstractFunction:
         with pytest.raises(Exception, match="shape"):
             jax.block_until_ready(jax.jit(wrapped)(X))
 
+    def test_function_is_freed_with_what_wraps_it(self):
+        def use(call):
+            fn = Counted(lambda x: 2 * x)
+            wrapped = eqxi.noinline(fn, abstract_fn=lambda arrays, x: x)
+            assert call(wrapped).tolist() == [2, 4, 6]
+            return weakref.ref(fn)
+
+        fn = use(lambda wrapped: wrapped(jnp.arange(1, 4)))
+        gc.collect()
+        assert fn() is None
+        for call in (
+            lambda wrapped: jax.jit(lambda x: wrapped(x))(jnp.arange(1, 4)),
+            lambda wrapped: jax.jit(lambda f, x: f(x))(wrapped, jnp.arange(1, 4)),
+            lambda wrapped: eqx.filter_jit(lambda f, x: f(x))(
+                wrapped, jnp.arange(1, 4)
+            ),
+        ):
+            fn = use(call)
+            eqx.clear_caches()
+            jax.clear_caches()
+            gc.collect()
+            assert fn() is None
+
+    def test_function_that_is_wrapped_within_a_program_lives_as_long(self):
+        @jax.jit
+        def shifted(x):
+            for i in range(3):
+                x = eqxi.noinline(lambda x, i=i: x + i, lambda arrays, x: x)(x)
+            return x
+
+        for _ in range(3):
+            gc.collect()
+            eqx.clear_caches()
+            assert shifted(jnp.zeros(())) == 3
+
+    def test_freed_function_of_a_running_program_is_an_error(self):
+        wrapped = eqxi.noinline(lambda x: 2 * x, like := lambda arrays, x: x)
+        number = jnp.asarray(wrapped._number)
+        other = eqxi.noinline(lambda x: 3 * x, like)
+        stale = eqx.tree_at(lambda w: w._number, other, number)
+        del wrapped
+        eqx.clear_caches()
+        gc.collect()
+        with pytest.raises(RuntimeError, match="keep what `noinline` returned"):
+            stale(X)
+
+    def test_functions_are_not_searched_one_by_one(self):
+        compared = []
+
+        class Function:
+            def __hash__(self):
+                return id(self)
+
+            def __eq__(self, other):
+                compared.append(1)
+                return self is other
+
+            def __call__(self, x):
+                return x
+
+        like = lambda arrays, x: x  # noqa: E731
+        wrapped = [eqxi.noinline(Function(), like) for _ in range(100)]
+        assert len({int(w._number) for w in wrapped}) == 100
+        assert len(compared) < 100  # it was 10,000
+
 
 def test_cleared_caches_free_the_function():
     def use():
