@@ -101,4 +101,7 @@ def _children_of(node: Any) -> Collection[Any]:
         return node
     if kind in cached_types and (flat := raw_dict(node).get(FLAT)):
         return flat[0]
-    return (_level(node) or ((),))[0]
+    try:
+        return (_level(node) or ((),))[0]
+    except Exception:  # of the user's code, which flattening calls again
+        return ()

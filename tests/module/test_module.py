@@ -926,7 +926,7 @@ def test_value_that_a_call_changes_belongs_to_a_state():
 RESERVED = {
     *("_flat_", "_aux_", "_assignable_", "_module_abstract_", "_assignable_names_"),
     *("_module_fields_", "_module_spec_", "_registers_itself_", "_shown_"),
-    *("_shown_fields_", "_wraps_callables_"),
+    *("_passes_calls_on_", "_shown_fields_", "_wraps_callables_"),
 }
 
 
