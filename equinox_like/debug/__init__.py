@@ -10,10 +10,8 @@ from ._in_program import (
     store_dce as store_dce,
 )
 from ._of_function import (
-    MemoryReport as MemoryReport,
     assert_max_traces as assert_max_traces,
     get_num_traces as get_num_traces,
-    memory_report as memory_report,
 )
 
 _publish(globals(), __name__)
