@@ -1,6 +1,5 @@
 """Tools to inspect what JAX does with a function. Loaded late."""
 
-from .._jit.retrace import explain_retraces as explain_retraces
 from .._public import publish as _publish
 from ._in_program import (
     announce_transform as announce_transform,
