@@ -24,7 +24,7 @@ from .._errors import LeafError
 from .._tree.arrays import is_typed_key, key_impl, with_key
 from .._tree.filters import is_array_or_struct, is_number
 from .._tree.nodes import path_str, with_article
-from .checksums import checksum
+from .checksums import checksum, is_intact
 from .npy import Header, read_data, read_header, write_record
 from .placement import narrowed, narrows_to, not_in_jax, sharding_for
 from .tensors import NUMBERS, in_numpy, is_loadable, is_savable, number_type
@@ -313,7 +313,7 @@ class FileIndex:
         while self._next < len(self._ends) and self._ends[self._next] <= end:
             index, self._next = self._next, self._next + 1
             start = self._ends[index - 1] if index else 0
-            if checksum(content[start : self._ends[index]]) != self._sums[index]:
+            if not is_intact(content[start : self._ends[index]], self._sums[index]):
                 return False
         return True
 
