@@ -134,24 +134,14 @@ class Counted(Transformed[_P, _T]):
         self._counter = _Counter()
 
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        fn, counter = self.__wrapped__, self._counter
+        fn, most, counter = self.__wrapped__, self._max_traces, self._counter
         with counter.lock:
             counter.count += 1
-            is_allowed = self._max_traces is None or counter.count <= self._max_traces
-        if self._max_traces is not None:
+            is_allowed = most is None or counter.count <= most
+        if most is not None:
             trace = _trace_of((self._tree, args, kwargs), fn)
             if not is_allowed:
-                # What `filter_jit` and `jax.jit` return has both.
-                if hasattr(fn, "trace") and hasattr(fn, "lower"):
-                    raise RuntimeError(
-                        f"`assert_max_traces` of the compiled `{name_of(fn)}` counts all "
-                        "calls. To count traces, apply it to the function: "
-                        f"`filter_jit(assert_max_traces({name_of(fn)}, max_traces="
-                        f"{self._max_traces}))`."
-                    )
-                raise RuntimeError(
-                    _message(name_of(fn), self._max_traces, trace, counter.traces)
-                )
+                raise RuntimeError(_message(fn, most, trace, counter.traces))
             if trace is not None:
                 counter.traces.append(trace)
         return fn(*args, **kwargs)
@@ -182,7 +172,15 @@ def _trace_of(call: tuple[Any, Any, Any], fn: Any) -> Trace | None:
         return None
 
 
-def _message(name: str, most: int, trace: Trace | None, before: list[Trace]) -> str:
+def _message(fn: Any, most: int, trace: Trace | None, before: list[Trace]) -> str:
+    name = name_of(fn)
+    # What `filter_jit` and `jax.jit` return has both.
+    if hasattr(fn, "trace") and hasattr(fn, "lower"):
+        return (
+            f"`assert_max_traces` of the compiled `{name}` counts all calls. To count "
+            "traces, apply it to the function: "
+            f"`filter_jit(assert_max_traces({name}, max_traces={most}))`."
+        )
     head = f"`{name}` can only be traced {most} times."
     if trace is None or not before:
         return f"{head} What differs in this call is not known."
