@@ -87,7 +87,7 @@ import equinox_like as eqx, jax
 traced = []
 f = jax.jit(lambda x: traced.append(x) or x)
 f(0.0)
-eqx.save, eqx.nn.Linear, eqx.debug.memory_report, eqx.internal.noinline
+eqx.save, eqx.nn.Linear, eqx.debug.store_dce, eqx.internal.noinline
 f(0.0)
 print(len(traced))
 """

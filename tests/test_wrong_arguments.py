@@ -204,7 +204,6 @@ def padded(x, lengths):
         ),
         (lambda: eqx.bucketed(3, {}), "`bucketed` wraps a function"),
         (lambda: eqx.filter_export(3), "`filter_export` wraps a function"),
-        (lambda: eqx.debug.memory_report(3), "`memory_report` wraps a function"),
         (lambda: custom_vjp.def_fwd(3), "`def_fwd` takes a function as `fwd`"),
         (lambda: custom_vjp.def_bwd(3), "`def_bwd` takes a function as `bwd`"),
         (lambda: custom_jvp.def_jvp(3), "`def_jvp` takes a function as `rule`"),

@@ -1,9 +1,10 @@
 """The checksums of data: of bytes in a file, and of an array however it is sharded.
 
-The first is the CRC-32, computed by several threads if there is much data. The second is
-the sum, over all elements, of a mix of their bits and their position, so that each device
-can sum up its own shard. It changes with each change of one element, and with other
-changes except for one in 2**32."""
+The first has the CRC-32 of each piece of 1 MiB, so that several threads can compute it, and
+a part of the data can be checked without the rest. The second is the sum, over all
+elements, of a mix of their bits and their position, so that each device can sum up its own
+shard. It changes with each change of one element, and with other changes except for one in
+2**32."""
 
 import zlib
 from collections.abc import Iterable
@@ -16,60 +17,49 @@ from jax.sharding import Mesh
 
 from .._tree.arrays import without_key
 
-_PIECE = 1 << 20
+_PIECE: Final = 1 << 20
 # The number of characters of a CRC-32 as text.
-_WIDTH = 8
+_WIDTH: Final = 8
 
 
-def checksum(data: np.ndarray) -> str:
-    """The checksum of `data`, a 1D array of `uint8`, as a text of 8 characters.
+def checksum(data: np.ndarray, numbers: Iterable[int] | None = None) -> str:
+    """The CRC-32 of each piece of 1 MiB of `data`, a 1D array of `uint8`, as one text.
 
-    For up to 1 MiB it is the CRC-32. For more, it is the CRC-32 of the checksums of all
-    pieces of 1 MiB, as little-endian 32-bit integers.
+    `numbers`: of the pieces to read, in place of all.
     """
-    return checksum_and_pieces(data)[0]
+    if numbers is None:
+        numbers = range(max(1, -(-data.nbytes // _PIECE)))
+    crcs = _crcs([data[i * _PIECE : (i + 1) * _PIECE].data for i in numbers])
+    return "".join(f"{crc:0{_WIDTH}x}" for crc in crcs)
 
 
-def checksum_and_pieces(data: np.ndarray) -> tuple[str, str]:
-    """The checksum of `data`, and the CRC-32s of its pieces of 1 MiB as one text.
+def is_intact(
+    data: np.ndarray, sums: str, ranges: Iterable[tuple[int, int]] | None = None
+) -> bool:
+    """Whether `data` have the checksum `sums`.
 
-    With the second, a part of the data can be checked without the rest. For up to 1 MiB
-    both are the same.
+    With `ranges` of bytes, only the pieces that overlap one of them are read.
     """
-    sums = _crcs([data[i : i + _PIECE] for i in range(0, data.nbytes or 1, _PIECE)])
-    whole = sums[0] if len(sums) == 1 else zlib.crc32(np.array(sums, "<u4").tobytes())
-    return _text(whole), "".join(map(_text, sums))
-
-
-def has_pieces(data: np.ndarray, sums: str, ranges: Iterable[tuple[int, int]]) -> bool:
-    """Whether each piece of `data` that overlaps one of `ranges` has its CRC-32 in
-    `sums`. The other pieces are not read."""
-    wanted = sorted(
+    if ranges is None:
+        return checksum(data) == sums
+    numbers = sorted(
         {i for start, end in ranges for i in range(start // _PIECE, -(-end // _PIECE))}
     )
-    crcs = _crcs([data[i * _PIECE : (i + 1) * _PIECE] for i in wanted])
-    return all(
-        sums[i * _WIDTH : (i + 1) * _WIDTH] == _text(crc)
-        for i, crc in zip(wanted, crcs, strict=True)
-    )
+    wanted = "".join(sums[i * _WIDTH : (i + 1) * _WIDTH] for i in numbers)
+    return checksum(data, numbers) == wanted
 
 
-def _crcs(pieces: list[np.ndarray]) -> list[int]:
-    buffers = [piece.data for piece in pieces]
-    if len(buffers) > 1:
+def _crcs(pieces: list[memoryview]) -> list[int]:
+    if len(pieces) > 1:
         try:
             # At interpreter shutdown, neither this can be imported nor a thread started.
             from concurrent.futures import ThreadPoolExecutor
 
             with ThreadPoolExecutor() as pool:  # `crc32` releases Python's lock
-                return list(pool.map(zlib.crc32, buffers))
+                return list(pool.map(zlib.crc32, pieces))
         except RuntimeError:
             pass
-    return list(map(zlib.crc32, buffers))
-
-
-def _text(crc: int) -> str:
-    return f"{crc:0{_WIDTH}x}"
+    return list(map(zlib.crc32, pieces))
 
 
 # The mesh in use may lack the devices of an array.

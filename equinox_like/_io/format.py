@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from .checksums import checksum, checksum_and_pieces, has_pieces
+from .checksums import checksum, is_intact
 from .files import content_of, foreign, opened
 from .npy import are_bools
 from .tensors import Tensor, decode_tensor
@@ -75,11 +75,8 @@ def _shape_text(shape: tuple[int, ...]) -> str:
 
 
 def _kind_text(tensor: Tensor, data: np.ndarray) -> str:
-    total, pieces = checksum_and_pieces(data)
-    if not tensor.kind and pieces == total:
-        return f'{{"sum":"{total}"}}'
-    sums = {"sum": total} if pieces == total else {"sum": total, "pieces": pieces}
-    return _json(tensor.kind | sums)
+    sums = checksum(data)
+    return _json(tensor.kind | {"sum": sums}) if tensor.kind else f'{{"sum":"{sums}"}}'
 
 
 def _header_sum(texts: dict[str, str], own: str | None, listed: str) -> str:
@@ -121,14 +118,13 @@ class File:
         With `ranges` of elements, only the pieces with these elements are read.
         """
         data, tensor = self._bytes(name), self.tensors[name]
-        kind = self.kinds.get(name, {})
-        if ranges is not None and "pieces" in kind:
+        sums = self.kinds.get(name, {}).get("sum")
+        if sums is None:
+            return tensor.leaf_dtype != np.bool_ or are_bools(data)
+        if ranges is not None:
             width = data.nbytes // math.prod(tensor.leaf_shape)
             ranges = [(width * start, width * end) for start, end in ranges]
-            return has_pieces(data, kind["pieces"], ranges)
-        if "sum" not in kind:
-            return tensor.leaf_dtype != np.bool_ or are_bools(data)
-        return checksum(data) == kind["sum"]
+        return is_intact(data, sums, ranges)
 
     def _bytes(self, name: str) -> np.ndarray:
         start, end = self.entries[name]["data_offsets"]

@@ -43,7 +43,7 @@ from .placement import (
     not_in_jax,
     shardings_for,
 )
-from .tensors import is_savable, number_type
+from .tensors import as_numpy_or_number, is_savable, number_type
 
 # The key of our entry in Orbax's custom metadata, and the version of its format.
 _OWN: Final = "equinox_like"
@@ -344,10 +344,8 @@ def _leaf(wanted: Wanted, read: dict[str, Any]) -> Any:
     if "array" not in saved:
         return like
     if isinstance(like, np.ndarray | np.generic):
-        array = np.empty_like(like)
-        if like.size:
-            array = np.asarray(read[wanted.name], like.dtype)
-        return array if isinstance(like, np.ndarray) else like.dtype.type(array[()])
+        array = read[wanted.name] if like.size else np.empty_like(like)
+        return as_numpy_or_number(array, like)
     if problem := not_in_jax(like.dtype):
         raise LeafError(f"`{wanted.name}` has {problem}.", wanted.path)
     if not like.size:

@@ -24,7 +24,7 @@ from .._errors import LeafError
 from .._tree.arrays import is_typed_key, key_impl, with_key
 from .._tree.filters import is_array_or_struct, is_number
 from .._tree.nodes import path_str, with_article
-from .checksums import checksum
+from .checksums import checksum, is_intact
 from .npy import Header, read_data, read_header, write_record
 from .placement import narrowed, narrows_to, not_in_jax, sharding_for
 from .tensors import NUMBERS, in_numpy, is_loadable, is_savable, number_type
@@ -183,12 +183,6 @@ def stored_name(dtype: np.dtype) -> str:
     return {"V2": "bfloat16 (or raw two-byte values)"}.get(dtype.str[1:], str(dtype))
 
 
-def key_impl_of(dtype: np.dtype) -> str | None:
-    """The PRNG implementation whose keys are stored under `dtype`."""
-    name = stored_name(dtype)
-    return name[len(_KEY_PREFIX) : -1] if name.startswith(_KEY_PREFIX) else None
-
-
 def _is_extension(dtype: np.dtype) -> bool:
     # NumPy sets this to 2 for a dtype that another package has registered.
     return dtype.isbuiltin == 2
@@ -238,10 +232,11 @@ def _read_array(file: Any, shape: tuple[int, ...], dtype: Any, narrow: bool = Fa
 
 def _read_key(file: Any, like: Any) -> jax.Array:
     header = _read_fitting_header(file, like.shape)
-    impl = key_impl_of(header.dtype)
-    if impl is None:
-        raise _mismatch("dtype", stored_name(header.dtype), like.dtype)
-    data = jax.device_put(read_data(file, header)[stored_name(header.dtype)])
+    name = stored_name(header.dtype)
+    if not name.startswith(_KEY_PREFIX):
+        raise _mismatch("dtype", name, like.dtype)
+    impl = name[len(_KEY_PREFIX) : -1]
+    data = jax.device_put(read_data(file, header)[name])
     if impl == str(key_impl(like.dtype)):
         return with_key(data, like)
     return jax.random.wrap_key_data(data, impl=impl)
@@ -313,7 +308,7 @@ class FileIndex:
         while self._next < len(self._ends) and self._ends[self._next] <= end:
             index, self._next = self._next, self._next + 1
             start = self._ends[index - 1] if index else 0
-            if checksum(content[start : self._ends[index]]) != self._sums[index]:
+            if not is_intact(content[start : self._ends[index]], self._sums[index]):
                 return False
         return True
 

@@ -24,7 +24,7 @@ from .._tree.require import refuse_class
 from .faults import Faults, Path, Wanted, other_prefix, renamer
 from .files import is_path
 from .placement import put_like, shardings_for
-from .tensors import NUMBERS, is_loadable, number_type
+from .tensors import NUMBERS, as_numpy_or_number, is_loadable, number_type
 
 _Tree = TypeVar("_Tree")
 
@@ -157,9 +157,7 @@ def load_state_dict(
         except _Unfit as unfit:
             return faults.mismatch(*unfit.args)
 
-    def is_setting(leaf: Any) -> bool:
-        return not hasattr(leaf, "dtype")
-
+    is_setting = lambda leaf: not hasattr(leaf, "dtype")  # noqa: E731
     faults.compare(wanted, mapping, problem_of, strict, is_optional=is_setting)
     fix = faults.fix_by_options(strict)
     if any(str(name).endswith("running_mean") for name in faults.extra):
@@ -284,13 +282,10 @@ def _like(array: Any, like: Any) -> Any:
         if not isinstance(array, jax.Array):
             array = jax.device_put(array)
         return with_key(jnp.array(array), like)
-    if not hasattr(like, "dtype"):
-        return type(like)(array.item())
-    if isinstance(like, np.generic):
-        return like.dtype.type(np.asarray(array)[()])
-    if isinstance(like, np.ndarray) or not isinstance(array, jax.Array):
-        return np.array(array)  # `put_like` places it
-    return jnp.array(array)
+    if not isinstance(like, jax.Array | jax.ShapeDtypeStruct):
+        return as_numpy_or_number(np.asarray(array), like)
+    # `put_like` places an array of NumPy.
+    return jnp.array(array) if isinstance(array, jax.Array) else np.array(array)
 
 
 def _numbers(leaf: Any) -> Any:

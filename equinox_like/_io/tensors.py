@@ -237,11 +237,17 @@ def decode_tensor(tensor: Tensor, data: np.ndarray, like: Any) -> Any:
     array = data.view(dtype.newbyteorder("<")).reshape(tensor.leaf_shape)
     if isinstance(like, jax.Array | jax.ShapeDtypeStruct):
         return array if array.dtype == like.dtype else narrowed(array, like.dtype)
+    return as_numpy_or_number(array, like)
+
+
+def as_numpy_or_number(array: np.ndarray, like: Any) -> Any:
+    """A copy of `array` as an array of NumPy, a scalar of NumPy or a number of Python, as
+    `like` is one."""
     if isinstance(like, np.ndarray):
         return np.array(array, like.dtype)
     if isinstance(like, np.generic):
         return like.dtype.type(array[()])
-    return type(like)(array[()].item())
+    return type(like)(array.item())
 
 
 def what_is_wrong(tensor: Tensor, like: Any) -> str | None:

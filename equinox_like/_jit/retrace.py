@@ -5,12 +5,8 @@ on the abstract value of each array, and on JAX's configuration. All are kept fo
 trace. `Storm` counts the values for which a function is compiled again and again.
 """
 
-import contextvars
-import logging
 import threading
-import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -222,75 +218,6 @@ def _of_context(old: Trace, new: Trace) -> Iterator[Difference]:
             "a new one",
             "Each is compiled separately: call the function within the same "
             "`jax.set_mesh`, `axis_name` and contexts.",
-        )
-
-
-_LIBRARY: Final = __name__.split(".")[0]
-logger: Final = logging.getLogger("equinox_like.retrace")
-# From the code of each function that was traced within `explain_retraces` to the latest
-# function with this code, as a weak reference if possible; `None` outside of it.
-_Latest = dict[types.CodeType, Callable[[], Any]]
-_listening: contextvars.ContextVar[_Latest | None] = contextvars.ContextVar(
-    "listening", default=None
-)
-
-
-@contextmanager
-def explain_retraces() -> Iterator[None]:
-    """Logs why functions of [`equinox_like.filter_jit`][] are retraced.
-
-    A context manager and a decorator for functions. Within it, each trace of a function
-    that has been traced before is logged as a warning of the logger
-    `equinox_like.retrace`: how the call differs from the most similar earlier trace,
-    and the fix if one is known. A trace of a new function with the same code is logged,
-    too, such as a `lambda` that is jitted in a loop. Only calls of this thread are
-    logged.
-
-    !!! example
-
-        ```python
-        import equinox_like as eqx
-        import jax.numpy as jnp
-
-        @eqx.filter_jit
-        def f(x, rate):
-            return rate * x
-
-        with eqx.debug.explain_retraces():
-            f(jnp.ones(3), 0.1)
-            f(jnp.ones(3), 0.2)  # `rate` was the static value 0.1, and is now 0.2. ...
-        ```
-    """
-
-    latest = _listening.get()
-    token = _listening.set({} if latest is None else latest)
-    try:
-        yield
-    finally:
-        _listening.reset(token)
-
-
-def announce(program: Any, trace: Trace) -> None:
-    """Logs the new trace of `program`, if this is enabled and there were earlier traces
-    of it, or of another function with the same code."""
-    latest = _listening.get()
-    if program is None or latest is None:
-        return
-    if before := program.traces():
-        logger.warning("%s", explain(program.name, trace, before))
-        return
-    function = program.opaque()
-    code = getattr(function, "__code__", None)
-    if code is None or function.__module__.split(".")[0] == _LIBRARY:
-        return
-    known = latest.get(code)
-    latest[code] = program.opaque
-    if known is not None and known() != function:
-        logger.warning(
-            f"`{program.name}` is a new function with the code of a function that was "
-            f"traced before ({code.co_filename}:{code.co_firstlineno}). Each new "
-            "function is compiled again: define it once, outside of the loop or "
-            "function that defines it now."
         )
 
 

@@ -36,7 +36,7 @@ from .checks import explained, holds_check, there_are_checks, wait_for
 from .donation import note_losses, refuse_fatal
 from .layout import DONATE, MAX_KEPT, Layout, add_bounded, chained, data_names
 from .leaked import Assignments, refuse_leaked_tracers
-from .retrace import SEARCHED, Trace, announce, explain, trace_of
+from .retrace import SEARCHED, Trace, explain, trace_of
 
 
 class Outputs:
@@ -220,8 +220,8 @@ class Specialization:
         labels = [label for label, _ in itertools.groupby(data_labels)]
         donates = DONATE in labels
         shardings = program.shardings
-        # `self` holds `traced`, so weak references avoid a cycle through JAX's caches.
-        program_reference, self_reference = weakref.ref(program), weakref.ref(self)
+        # `self` holds `traced`, so a weak reference avoids a cycle through JAX's caches.
+        self_reference = weakref.ref(self)
 
         def traced(*groups):
             own: Any = self_reference()
@@ -234,7 +234,6 @@ class Specialization:
                     raise UnexpectedTrace
                 avals = [jax.typeof(x) for group in groups for x in group]
                 trace = trace_of(own._arguments, skeleton, avals)
-                announce(program_reference(), trace)
             parts: dict[Hashable, list[Any]] = {label: [] for label in labels}
             for label, group in zip(labels, groups, strict=True):
                 parts[label] += group

@@ -1,6 +1,5 @@
 """Tools to inspect what JAX does with a function. Loaded late."""
 
-from .._jit.retrace import explain_retraces as explain_retraces
 from .._public import publish as _publish
 from ._in_program import (
     announce_transform as announce_transform,
@@ -10,10 +9,8 @@ from ._in_program import (
     store_dce as store_dce,
 )
 from ._of_function import (
-    MemoryReport as MemoryReport,
     assert_max_traces as assert_max_traces,
     get_num_traces as get_num_traces,
-    memory_report as memory_report,
 )
 
 _publish(globals(), __name__)

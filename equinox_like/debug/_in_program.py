@@ -231,7 +231,10 @@ def _print_each(name: str | None, probe: Any, x: Any, cotangent: Any) -> Any:
     arrays = filter(is_array, jtu.tree_leaves((x, cotangent)))
     shape = np.broadcast_shapes(*(x.shape[: probe.ndim] for x in arrays))
     for index in np.ndindex(shape):
-        of_x, of_cotangent = (_format(_element(tree, index)) for tree in (x, cotangent))
+        of_x, of_cotangent = (
+            tree_pformat(_element(tree, index), short_arrays=False)
+            for tree in (x, cotangent)
+        )
         text = f"   primals={of_x}\ncotangents={of_cotangent}"
         print(text if name is None else f"{name}:\n{text}")
     return np.ones(shape, bool)
@@ -242,10 +245,6 @@ def _element(tree: Any, index: tuple[int, ...]) -> Any:
         return x[tuple(i if size > 1 else 0 for i, size in zip(index, x.shape))]  # noqa: B905
 
     return map_arrays(take, tree)
-
-
-def _format(tree: Any) -> str:
-    return tree_pformat(tree, short_arrays=False)
 
 
 def breakpoint_if(pred: ArrayLike, **kwargs: Any) -> Any:

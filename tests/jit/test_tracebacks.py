@@ -61,7 +61,6 @@ class Failing(eqx.Module):
         eqx.filter_jit(fail).donation_report,
         lambda *args: eqx.filter_closure_convert(lambda *_, c=ARGS: fail(*c), *args),
         eqx.filter_export(fail),
-        lambda *args: eqx.debug.memory_report(fail, *args),
         lambda *args: eqx.internal.cached_filter_eval_shape(fail, *args),
         lambda _, x: Failing(x).method(x),
         lambda _, x: Failing(x).jitted(x),
