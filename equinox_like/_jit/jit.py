@@ -86,10 +86,8 @@ def filter_jit(fun: Any = NOT_GIVEN, *, donate: Any = "none", **jitkwargs: Any) 
 
     - `**jitkwargs`: as for `jax.jit`, for example `inline` or `compiler_options`.
         `in_shardings` and `out_shardings` are prefix trees of the tuple of positional
-        arguments and of the output; their leaves are shardings, `PartitionSpec`s,
-        `None`, or functions from an array to one of these. `in_shardings` may also be a
-        dictionary from the names of parameters. Leaves without a matching array are
-        skipped.
+        arguments and of the output; their leaves are shardings, `PartitionSpec`s or
+        `None`. Leaves without a matching array are skipped.
 
     **Returns:**
 
