@@ -23,7 +23,7 @@ from .._errors import DonationError, did_you_mean
 from .._tree.splitting import STATIC
 from .checks import wait_for
 from .donating import Deletion
-from .donation import lowering_warnings, refuse_fatal, refuse_unused, unusable
+from .donation import lower_silently, refuse_fatal, refuse_unused, unusable
 from .layout import Layout
 from .specialization import Specialization, raise_explained
 
@@ -115,7 +115,7 @@ class Traced(_Stage[_P, _T]):
         lowering_platforms = as_platforms(lowering_platforms, "lowering_platforms")
         # JAX warns of donated buffers while it lowers, see `donation.py`.
         try:
-            lowered = lowering_warnings.lower(
+            lowered = lower_silently(
                 lambda: self.traced.lower(lowering_platforms=lowering_platforms)
             )
         except (NotImplementedError, ValueError) as e:
@@ -128,8 +128,6 @@ class Traced(_Stage[_P, _T]):
                 'the check set NaNs instead, with `on_error="nan"` or the environment '
                 "variable `EQX_ON_ERROR=nan`."
             ) from e
-        finally:
-            lowering_warnings.show_again()
         return Lowered(lowered, self._call, lowering_platforms)
 
     def __repr__(self) -> str:
