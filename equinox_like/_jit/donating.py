@@ -96,15 +96,14 @@ class DonatingSpecialization(Specialization):
             if out is None:  # not in `except`, which would set `__context__`
                 out = self._first_call(layout, leaves, groups)
             self._place = place
-            if self.must_wait is not False:
-                self.wait_for_check(layout, leaves, out)
+            data, (number,) = out
+            build = self.build.get(number) or self.complete(layout, leaves, out)
         except BaseException as e:
             forget_calls(self.function)
             self._deletion.fail(layout, leaves, e)
             raise_explained(e, layout, leaves)
-        data, (number,) = out
         self._deletion.finish(layout, leaves, number, self._buffers_of)
-        return self.outputs.build[number](data)
+        return build(data)
 
     def _is_known(self, layout: Layout, leaves: list[Any], groups: Any) -> bool:
         """Whether the traits of a call equal those of the last one inspected."""
