@@ -82,7 +82,8 @@ class TestMemory:
                 return x
 
             if late:
-                eqx.error_if  # noqa: B018  # from here on, traces are searched for checks
+                # From here on, traces are searched for checks.
+                eqx.filter_jit(lambda x: eqx.error_if(x, x < 0, "negative"))(X)
             for options in ({}, {"in_shardings": x.sharding}, {"donate": "warn"}):
                 out = eqx.filter_jit(f, **options)(x)
                 assert out.sharding.memory_kind == "pinned_host"
