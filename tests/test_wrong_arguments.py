@@ -399,10 +399,6 @@ def step(model, opt_state, x):
         ),
         (lambda: eqx.filter_jit(step, donate=("modle",)), "Did you mean 'model'?"),
         (
-            lambda: eqx.filter_jit(step, in_shardings={"modle": None}),
-            "Did you mean 'model'?",
-        ),
-        (
             lambda: eqx.filter_vmap(step, in_axes={"modle": 0})(X, X, X),
             "Did you mean 'model'?",
         ),

@@ -56,7 +56,7 @@ def refuse_other(option: str, name: str, spec: Any) -> None:
     if spec is not None and not is_sharding(spec):
         raise ValueError(
             f"`{option}` gives {spec!r} for `{name}`: it must be a sharding, a "
-            "`PartitionSpec`, `None`, or a function from an array to one of these."
+            "`PartitionSpec` or `None`."
         )
 
 

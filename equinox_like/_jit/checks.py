@@ -26,7 +26,7 @@ _checks: dict[Any, tuple[str, str, Callable[[str], Exception]]] = {}
 def register_check(
     primitive: Any, begin: str, end: str, error_of: Callable[[str], Exception]
 ) -> None:
-    """Makes calls wait for programs that hold `primitive`.
+    """Makes calls wait for programs that hold `primitive`; to be called before it is bound.
 
     If it fails, it raises an error with a text between the lines `begin` and `end`, which
     JAX passes on. The call then raises `error_of(text)`.

@@ -1,18 +1,19 @@
-"""A compiled function that donates: what is inspected before and after a call.
+"""A compiled function that donates: what is inspected before a call, and after it.
 
 JAX warns of an unusable donation while it lowers, and after a call it deletes the
-arrays whose buffers XLA could reuse. So a call for which JAX has no trace is inspected
-before it runs. After every call, those that were donated by name are deleted here if no
-output could reuse them. An array whose memory NumPy holds stays alive, as with `jax.jit`.
+arrays whose buffers XLA could reuse. So a call for which JAX has no program is lowered and
+inspected before it runs. After every call, those that were donated by name are deleted
+here if no output could reuse them. An array whose memory NumPy holds stays alive, as with
+`jax.jit`.
 
 To compare each array with those of the last call, to see whether the program was inspected
 before, would cost 0.12 us for each. Instead, the function that JAX traces raises
-`UnexpectedTrace` if no trace is expected. The call is then inspected, by lowering and
-compiling for these arguments, and repeated with a trace expected. Arrays on several
-devices are compared in each call, because JAX compiles for another layout of them without
-a trace.
+`UnexpectedTrace` if no trace is expected. Arrays on several devices are compared in each
+call, because JAX compiles for another layout of them without a trace.
 """
 
+import dataclasses
+import enum
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,7 +30,8 @@ from .donation import (
     Donation,
     are_any_sharded,
     are_deleted,
-    lowering_warnings,
+    is_lowering_warning,
+    lower_silently,
     refuse_fatal,
     refuse_unused,
     unusable,
@@ -43,8 +45,8 @@ from .specialization import (
     traits_of,
 )
 
+# For each data leaf, what happens to its buffer; `None` if JAX does not say.
 Buffers = Sequence[int | Buffer | None]
-_NOT_RUN: Any = object()
 _FAILED = -1  # in place of the number of a trace
 
 
@@ -53,140 +55,130 @@ class DonatingSpecialization(Specialization):
 
     def __init__(self, program: Any, fun: Any, layout: Layout, skeleton: Any):
         self._donation: Donation = program.donation
-        # The traits of the last inspected call, and the sharding of the first array of
-        # the last call.
+        self._deletion = Deletion(program.donation, program.record)
+        # The traits of the last call that was inspected, and the sharding of the first
+        # array of the last call.
         self._traits: Any = None
         self._place: Any = None
-        # By the traits of a call: what happens to the buffer of each data leaf.
-        self._buffers: dict[Any, Buffers] = {}
-        # Whether to inspect every call, and not only those that JAX has no trace for:
-        # JAX may have traces that were not inspected, or arrays may be on several
+        # Whether to compare the traits in every call, and not only where JAX has no
+        # trace: it may have traces that were not inspected, or arrays may be on several
         # devices.
         self.inspects_every_call = False
-        # The indices of data leaves that some trace does not use, so that JAX does not
-        # check them; and the traits of the calls for which they were looked up.
+        # By the traits of the calls that were lowered; `None` until it is needed.
+        self._buffers: dict[Any, Buffers | None] = {}
+        # The data leaves that some program does not use, so that JAX does not check them.
         self._unused: set[int] = set()
-        self._lowered: dict[Any, bool] = {}
-        self._deletion = Deletion(program.donation, program.record)
         super().__init__(program, fun, layout, skeleton)
 
     def run(self, layout: Layout, leaves: list[Any]) -> Any:
         groups = (tuple(leaves),) if layout.is_whole else layout.groups(leaves)
+        out = None
         try:
             # For arrays with another sharding, JAX may recompile without a retrace. To
             # check every array would take half as long as the call, so only the first
             # one is checked. `is` comes first because comparing shardings runs Python
             # code.
             place = getattr(stored_as(groups[0][0]), "sharding", None)
-            inspects = self.inspects_every_call or (
-                place is not self._place and place != self._place
-            )
-            if inspects:
-                self._inspect(layout, leaves, groups)
-            self._place = place
-            if self._unused:
-                refuse_unused(layout, leaves, self._unused)
-            try:
-                out = self.function(*groups)
-            except (UnexpectedTrace, UserWarning) as e:
-                # A `UserWarning` is raised if warnings are errors, and this thread
-                # lowers what another thread has traced.
-                if not isinstance(e, UnexpectedTrace) and not lowering_warnings.is_one(
-                    e
-                ):
-                    raise
-                out = _NOT_RUN
-                forget_calls(self.function)
-            if out is _NOT_RUN:  # not in `except`, which would set `__context__`
-                inspects = True
+            is_known = place is self._place or place == self._place
+            if self.inspects_every_call or not is_known:
+                is_known = self._is_known(layout, leaves, groups)
+            if is_known:
+                if self._unused:
+                    refuse_unused(layout, leaves, self._unused)
+                try:
+                    out = self.function(*groups)
+                except (UnexpectedTrace, UserWarning) as e:
+                    # JAX's warning is raised, if warnings are errors, when this thread
+                    # lowers what another thread has traced.
+                    if not (isinstance(e, UnexpectedTrace) or is_lowering_warning(e)):
+                        raise
+                    forget_calls(self.function)
+            if out is None:  # not in `except`, which would set `__context__`
                 out = self._first_call(layout, leaves, groups)
-            if self.must_wait is not False:
-                self.wait_for_check(layout, leaves, out)
+            self._place = place
+            data, (number,) = out
+            build = self.build.get(number) or self.complete(layout, leaves, out)
         except BaseException as e:
-            lowering_warnings.show_again()
             forget_calls(self.function)
             self._deletion.fail(layout, leaves, e)
             raise_explained(e, layout, leaves)
-        if inspects:
-            lowering_warnings.show_again()
-        data, (number,) = out
-        self._deletion.finish(layout, leaves, number, self._outcomes)
-        return self.outputs.build[number](data)
+        self._deletion.finish(layout, leaves, number, self._buffers_of)
+        return build(data)
 
-    def _inspect(
-        self, layout: Layout, leaves: list[Any], groups: Sequence[Any]
-    ) -> None:
-        """Inspects the arrays of a call, unless their traits equal the last call's."""
+    def _is_known(self, layout: Layout, leaves: list[Any], groups: Any) -> bool:
+        """Whether the traits of a call equal those of the last one inspected."""
         refuse_fatal(layout, leaves)
         traits = traits_of(groups)
         if traits != self._traits:
-            self._inspect_for_lowering(layout, leaves, groups)
-        # Replaced even if equal: the next call is likely to have the same objects,
-        # which compare faster.
+            return jit_is_disabled()
+        # The next call is likely to have the same objects, which compare faster.
         self._traits = traits
+        return True
 
-    def _first_call(
-        self, layout: Layout, leaves: list[Any], groups: Sequence[Any]
-    ) -> Any:
-        """Runs a call that JAX has not traced or not lowered yet."""
-        self._inspect_for_lowering(layout, leaves, groups)
-        with expected.trace_of(self):
-            return lowering_warnings.lower(lambda: self.function(*groups))
-
-    def _inspect_for_lowering(
-        self, layout: Layout, leaves: list[Any], groups: Sequence[Any]
-    ) -> None:
-        """Inspects a call that may make JAX lower, for example for a new sharding."""
+    def _first_call(self, layout: Layout, leaves: list[Any], groups: Any) -> Any:
+        """Runs a call for which JAX may have no program; inspects it before."""
         refuse_unused(layout, leaves, range(len(layout.data_places)))
         self._deletion.forget()
         self.inspects_every_call |= are_any_sharded(leaves)
-        if not jit_is_disabled():
-            self._find_unused(layout, leaves, groups)
-            if self._donation.inspects_first:
-                self._outcomes(layout, leaves)
-            # Also outside `_first_call`, because JAX may lower this call without
-            # tracing.
-            lowering_warnings.hide()
+        self._inspect(layout, leaves, with_buffers=self._donation.inspects_first)
         self._traits = traits_of(groups)
+        with expected.trace_of(self):
+            return lower_silently(lambda: self.function(*groups))
 
-    def _find_unused(
-        self, layout: Layout, leaves: list[Any], groups: Sequence[Any]
-    ) -> None:
-        key = tuple(traits_of(groups))
-        if key not in self._lowered:
-            # JAX caches the lowered program, so the call does not lower it again.
-            self._unused.update(unused_arguments(self._lower(layout, leaves)))
-            add_bounded(self._lowered, key, True)
-
-    def _outcomes(self, layout: Layout, leaves: list[Any]) -> Buffers:
-        """For each data leaf, what happens to its buffer; `None` if JAX does not say.
+    def _inspect(
+        self, layout: Layout, leaves: list[Any], with_buffers: bool
+    ) -> Buffers | None:
+        """Looks up what the program for a call makes of the buffers, once.
 
         The arrays may already be deleted: only their shapes, dtypes and shardings are
         read. JAX caches the program, so nothing is lowered or compiled twice.
         """
         key = tuple(traits_of(layout.groups(leaves)))
-        found: Buffers | None = self._buffers.get(key)
-        if found is None:
-            try:
-                lowered = self._lower(layout, leaves)
-            finally:
-                lowering_warnings.show_again()
-            buffers = buffers_of(lowered, lowered.compile())
+        found = self._buffers.get(key)
+        if found is not None or (key in self._buffers and not with_buffers):
+            return found
+        lowered = lower_silently(lambda: self.stage("lower", layout, leaves))
+        self._unused.update(unused_arguments(lowered))
+        if with_buffers:
+            found = buffers_of(lowered, lowered.compile())
             if self._donation.inspects_first:
                 try:
                     self._donation.report_unusable(
-                        unusable(layout.named_leaves(leaves), buffers, self._donation)
+                        unusable(layout.named_leaves(leaves), found, self._donation)
                     )
                 except (DonationError, DonationWarning):
                     # JAX has a trace now, although the call was refused.
                     self.inspects_every_call = True
                     raise
-            found = buffers or [None] * len(layout.data_places)
-            add_bounded(self._buffers, key, found)
+            found = found or [None] * len(layout.data_places)
+        add_bounded(self._buffers, key, found)
         return found
 
-    def _lower(self, layout: Layout, leaves: list[Any]) -> Any:
-        return lowering_warnings.lower(lambda: self.stage("lower", layout, leaves))
+    def _buffers_of(self, layout: Layout, leaves: list[Any]) -> Buffers:
+        return self._inspect(layout, leaves, with_buffers=True) or ()
+
+
+class Fate(enum.Enum):
+    """What becomes of a donated array after a call."""
+
+    DELETED = "JAX has deleted it"
+    USELESS = "no output could reuse it, so it is deleted here"
+    IN_PART = (
+        "NumPy holds a part of it; JAX may have deleted the parts on other devices"
+    )
+    ALIVE = "it stays alive"
+
+
+@dataclasses.dataclass
+class _Aftermath:
+    """What to do after a call that is like the last one of its trace, as most are."""
+
+    # For each donated leaf, whether JAX has deleted it: see `are_deleted`.
+    deleted: list[bool | None]
+    # The leaves that are useless or deleted in part.
+    to_do: list[tuple[int, Fate]]
+    # The leaves to note as donated: one of each argument, as all would cost every call.
+    to_note: list[int]
 
 
 class Deletion:
@@ -201,52 +193,64 @@ class Deletion:
         self.forget()
 
     def forget(self) -> None:
-        # By the number of the trace: which donated arrays the last call left deleted,
-        # and what to do with which of them. Most calls are like the last one.
-        self._after: dict[int | None, tuple[Sequence[Any], ...]] = {}
+        self._known: dict[int | None, _Aftermath] = {}  # by the number of the trace
 
     def finish(
         self,
         layout: Layout,
         leaves: list[Any],
         number: int | None,
-        outcomes: Callable[[Layout, list[Any]], Buffers],
+        buffers_of: Callable[[Layout, list[Any]], Buffers],
     ) -> None:
         """After a call of the trace with this number.
 
-        `outcomes` returns what happens to the buffer of each data leaf of a call.
+        `buffers_of` returns what happens to the buffer of each data leaf of a call.
         """
         donated = layout.take_donated(leaves)
         deleted = are_deleted(donated)
-        after = self._after.get(number)
-        if after is None or after[0] != deleted:
+        known = self._known.get(number)
+        if known is None or known.deleted != deleted:
             if jit_is_disabled():
                 return
-            sharded = {i for i, x in enumerate(donated) if are_any_sharded([x])}
-            alive = [i for i, is_deleted in enumerate(deleted) if is_deleted is False]
-            found: Sequence[Any] = ()
-            if alive and (self._by_name or not sharded.isdisjoint(alive)):
-                found = layout.donated_of_data(outcomes(layout, leaves))
-            # NumPy holds the memory of these. If they are on several devices, JAX may
-            # have deleted a part of each.
-            held = {i for i in alive if found and isinstance(found[i], int)}
-            others = [i for i in alive if i not in held and self._by_name]
-            useless = [i for i in others if found[i] is not Buffer.NOT_DONATED]
-            in_part = [i for i in sharded if i in held]
-            if sharded:
+            if are_any_sharded(donated):
                 fatal.add()
-            # One array of each argument is noted: to note them all would cost every call.
-            gone = {i for i, is_deleted in enumerate(deleted) if is_deleted}
-            gone.update(useless, in_part)
+            fates = self._fates(
+                donated,
+                deleted,
+                lambda: layout.donated_of_data(buffers_of(layout, leaves)),
+            )
+            gone = [i for i, fate in enumerate(fates) if fate is not Fate.ALIVE]
             arguments = layout.arguments_of_donated
-            to_note = {arguments[i]: i for i in sorted(gone, reverse=True)}
-            after = self._after[number] = deleted, useless, in_part, [*to_note.values()]
-        _, useless, in_part, to_note = after
-        for i in useless:
-            delete_array(donated[i])
-        if in_part:
-            fatal.add([donated[i] for i in in_part])
-        self._record.calls.append([weakref.ref(donated[i]) for i in to_note])
+            known = self._known[number] = _Aftermath(
+                deleted,
+                [(i, fates[i]) for i in gone if fates[i] is not Fate.DELETED],
+                [*{arguments[i]: i for i in reversed(gone)}.values()],
+            )
+        for i, fate in known.to_do:
+            if fate is Fate.USELESS:
+                delete_array(donated[i])
+            else:
+                fatal.add([donated[i]])
+        self._record.calls.append([weakref.ref(donated[i]) for i in known.to_note])
+
+    def _fates(
+        self,
+        donated: Sequence[Any],
+        deleted: Sequence[bool | None],
+        buffers: Callable[[], Sequence[Any]],
+    ) -> list[Fate]:
+        """What becomes of each donated leaf, of which JAX has deleted some."""
+        fates = [Fate.DELETED if is_gone else Fate.ALIVE for is_gone in deleted]
+        alive = [i for i, is_gone in enumerate(deleted) if is_gone is False]
+        sharded = [i for i in alive if are_any_sharded([donated[i]])]
+        if sharded or (alive and self._by_name):
+            found = buffers()
+            for i in alive:
+                if isinstance(found[i], int):  # so NumPy holds its memory
+                    fates[i] = Fate.IN_PART if i in sharded else Fate.ALIVE
+                elif self._by_name and found[i] is not Buffer.NOT_DONATED:
+                    fates[i] = Fate.USELESS
+        return fates
 
     def fail(self, layout: Layout, leaves: list[Any], error: BaseException) -> None:
         """After a call that raised `error`, unless an earlier call deleted the arrays."""

@@ -6,11 +6,12 @@ JAX's warning is hidden while a donating function is compiled, and each message 
 the leaf.
 """
 
+import contextlib
 import inspect
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, TypeVar, get_args
 
 import numpy as np
 
@@ -27,6 +28,8 @@ from .._tree.deleted import refuse_deleted
 from .._tree.nodes import listed
 from .._warn import warn
 from .layout import Layout
+
+_T = TypeVar("_T")
 
 Mode = Literal[
     "none", "arrays", "all", "all-except-first", "warn", "warn-except-first", "strict"
@@ -114,63 +117,56 @@ _HIDE = ("ignore", UNUSABLE_DONATION, UserWarning, None, 0)
 # Reentrant: a signal handler may need the lock while its thread holds it.
 _lock = threading.RLock()
 _users = 0
-_ATTEMPTS = 5
+_ATTEMPTS: Final = 6
+
+
+def lower_silently(lower: Callable[[], _T]) -> _T:
+    """Returns `lower()`, without JAX's warning of unusable donations.
+
+    Another thread's `catch_warnings` may drop the filter. If the warning is then raised
+    as an error, this lowers again.
+    """
+    for _ in range(_ATTEMPTS - 1):
+        with _warning_hidden():
+            try:
+                return lower()
+            except UserWarning as e:
+                if not is_lowering_warning(e):
+                    raise
+    return lower()
+
+
+def is_lowering_warning(error: Exception) -> bool:
+    """Whether this is JAX's warning of unusable donations, raised as an error."""
+    return UNUSABLE_DONATION.match(str(error)) is not None
+
+
+@contextlib.contextmanager
+def _warning_hidden() -> Iterator[None]:
+    """Hides JAX's warning of unusable donations.
+
+    `warnings.catch_warnings` is not used: on exit it restores the filters that it
+    found, and so drops those that another thread has set meanwhile. Here one filter is
+    added, and removed with the last call that needs it.
+    """
+    global _users
+    with _lock:
+        _users += 1
+        if warnings.filters[:1] != [_HIDE]:
+            _remove_filter()
+            warnings.filters.insert(0, _HIDE)  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if not _users:
+                _remove_filter()
 
 
 def _remove_filter() -> None:
     if _HIDE in warnings.filters:
         warnings.filters.remove(_HIDE)  # pyright: ignore[reportAttributeAccessIssue]
-
-
-class _LoweringWarnings(threading.local):
-    """Hides JAX's warning of unusable donations while this thread lowers.
-
-    `warnings.catch_warnings` is not used: on exit it restores the filters that it
-    found, and so drops those that another thread has set meanwhile. Here one filter is
-    added, and removed with the last call that needs it. Another thread's
-    `catch_warnings` may drop this filter, too. If the warning is then raised as an
-    error, `lower` lowers again.
-    """
-
-    # How many times this thread has called `hide` since `show_again`.
-    count = 0
-
-    def hide(self) -> None:
-        global _users
-        self.count += 1
-        with _lock:
-            _users += 1
-            if warnings.filters[:1] != [_HIDE]:
-                _remove_filter()
-                warnings.filters.insert(0, _HIDE)  # pyright: ignore[reportAttributeAccessIssue]
-
-    def show_again(self) -> None:
-        global _users
-        if not self.count:
-            return
-        with _lock:
-            _users -= self.count
-            if _users == 0:
-                _remove_filter()
-        self.count = 0
-
-    def lower(self, lower: Callable[[], Any]) -> Any:
-        """Returns `lower()`; retries if JAX's warning was raised as an error."""
-        for _ in range(_ATTEMPTS):
-            self.hide()
-            try:
-                return lower()
-            except UserWarning as e:
-                if not self.is_one(e):
-                    raise
-        return lower()
-
-    def is_one(self, error: Exception) -> bool:
-        """Whether this is JAX's warning of unusable donations, raised as an error."""
-        return UNUSABLE_DONATION.match(str(error)) is not None
-
-
-lowering_warnings: Final = _LoweringWarnings()
 
 
 def raise_clearer(error: Exception, layout: Layout, leaves: list[Any]) -> None:

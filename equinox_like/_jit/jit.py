@@ -87,10 +87,8 @@ def filter_jit(fun: Any = NOT_GIVEN, *, donate: Any = "none", **jitkwargs: Any) 
 
     - `**jitkwargs`: as for `jax.jit`, for example `inline` or `compiler_options`.
         `in_shardings` and `out_shardings` are prefix trees of the tuple of positional
-        arguments and of the output; their leaves are shardings, `PartitionSpec`s,
-        `None`, or functions from an array to one of these. `in_shardings` may also be a
-        dictionary from the names of parameters. Leaves without a matching array are
-        skipped.
+        arguments and of the output; their leaves are shardings, `PartitionSpec`s or
+        `None`. Leaves without a matching array are skipped.
 
     **Returns:**
 
@@ -219,28 +217,16 @@ class Jitted(Transformed[_P, _T]):
 
         Arguments are as for a call; a `jax.ShapeDtypeStruct` may stand for an array.
         """
-        return self._traced(args, kwargs)
-
-    def _traced(
-        self,
-        args: Any,
-        kwargs: Any,
-        is_data: Callable[[Any], bool] = is_array_or_struct,
-    ) -> Traced[_P, _T]:
-        specialization, layout, leaves = self._prepare(args, kwargs, is_data)
+        specialization, layout, leaves = self._prepare(args, kwargs)
         # Not the leaves themselves: a stage may live long and would keep their memory.
         structs = [
             struct_of(x) if isinstance(x, Tracer) else x for x in abstract(leaves)
         ]
         named = layout.named_leaves(structs)
-        data = layout.take_data(leaves)
-        are_structs = [isinstance(x, jax.ShapeDtypeStruct) for x in data]
         traced = self._stage("trace", specialization, layout, leaves)
         waits = holds_check(traced.jaxpr)
         platform = platform_of_call(leaves)
-        stage = AheadOfTime(
-            self, specialization, layout, named, are_structs, platform, waits
-        )
+        stage = AheadOfTime(self, specialization, layout, named, platform, waits)
         return Traced(traced, stage)
 
     @frames_hidden
@@ -300,26 +286,19 @@ class Jitted(Transformed[_P, _T]):
             self._program.without_donation.clear(structure)
 
     def _layout(
-        self,
-        args: Any,
-        kwargs: Any,
-        program: Program,
-        is_data: Callable[[Any], bool] = is_array_or_struct,
+        self, args: Any, kwargs: Any, program: Program
     ) -> tuple[Layout, list[Any]]:
         """The layout and leaves of a call that may hold a `jax.ShapeDtypeStruct`."""
         refuse_cycles(self.__wrapped__, args, kwargs)
         call = with_methods((self._tree, args, kwargs))
-        layout = program.layouts.make(call, is_data=is_data)
+        layout = program.layouts.make(call, is_data=is_array_or_struct)
         return layout, jtu.tree_leaves(call)
 
     def _prepare(
-        self,
-        args: Any,
-        kwargs: Any,
-        is_data: Callable[[Any], bool] = is_array_or_struct,
+        self, args: Any, kwargs: Any
     ) -> tuple[Specialization, Layout, list[Any]]:
         program = self._program
-        layout, leaves = self._layout(args, kwargs, program, is_data)
+        layout, leaves = self._layout(args, kwargs, program)
         call = self._tree, args, kwargs
         return program.find(layout, leaves, call), layout, leaves
 

@@ -8,7 +8,7 @@ sharding to each list.
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import jax
@@ -17,7 +17,6 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from .._compat.messages import tells_of_missing_mesh, tells_of_other_sharding
 from .._core.sharding import (
-    constrain,
     in_memory,
     is_sharding,
     memory_of,
@@ -25,20 +24,22 @@ from .._core.sharding import (
     refuse_misfit,
     refuse_other,
 )
-from .._errors import did_you_mean
 from .._tree.arrays import describe_array, is_concrete
 from .._tree.filters import is_array, is_none
 from .._tree.match import spread
 from .._tree.nodes import describe_node, path_str
 from .._tree.splitting import STATIC, Skeleton
 from .._tree.strict import strict_key
-from .layout import Layout, add_bounded, chained, groups_of
+from .layout import Layout, chained, groups_of
 
 OPTIONS: Final = ("in_shardings", "out_shardings")
-_POSITIONAL = (
+_VAR_POSITIONAL: Final = inspect.Parameter.VAR_POSITIONAL
+_POSITIONAL: Final = (
     inspect.Parameter.POSITIONAL_ONLY,
     inspect.Parameter.POSITIONAL_OR_KEYWORD,
 )
+# In place of an entry for a positional argument.
+_MISSING: Final = object()
 
 
 class Shardings:
@@ -49,10 +50,7 @@ class Shardings:
         given = {key: given[key] for key in OPTIONS if key in given}
         self._of_inputs = given.get("in_shardings")
         self._of_outputs = given.get("out_shardings")
-        kinds = {p.name: p.kind for p in signature.parameters.values()}
-        self._positional = [n for n, kind in kinds.items() if kind in _POSITIONAL]
-        self._by_kind = {kind: n for n, kind in kinds.items()}
-        self._check(name, list(kinds))
+        _check_inputs(self._of_inputs, name, signature)
         leaves, treedef = jtu.tree_flatten(given, is_leaf=is_none)
         self._key = treedef, strict_key(leaves)
 
@@ -71,7 +69,7 @@ class Shardings:
     ) -> Any:
         """`jax.jit` of a function from groups of arrays to `take_apart(...)`."""
         if self._of_outputs is not None:
-            # `take_apart` applies the functions; a `None` leaves the choice to JAX.
+            # A leaf may face something that is not an array.
             specs = [s if is_sharding(s) else None for s in self._output_leaves()]
             one_for_each = (tuple(specs), None)
             options["out_shardings"] = one_for_each if self.groups_outputs else specs[0]
@@ -80,7 +78,7 @@ class Shardings:
         found = zip(skeleton.labels, self._inputs(layout, skeleton), strict=True)
         runs = groups_of(found)
         specs = tuple(tuple(s for _, s in run) for _, run in runs)
-        return _Sharded(traced, options, specs, layout)
+        return _Sharded(traced, options, specs, layout.data_names)
 
     def take_apart(self, out: Any, outputs: Any) -> Any:
         """What to return to JAX for an output: its arrays, and its number.
@@ -96,14 +94,12 @@ class Shardings:
             if not is_array(x):
                 continue
             numbers.append(number)
-            name = path_str(path, "out")
-            chosen = _chosen("out_shardings", name, spec, x)
-            if chosen is not None:
-                refuse_misfit("out_shardings", name, chosen, x)
+            if spec is not None:
+                name = path_str(path, "out")
+                refuse_other("out_shardings", name, spec)
+                refuse_misfit("out_shardings", name, spec, x)
                 # JAX ignores the memory of the `out_shardings` of an inner `jit`.
-                leaves[i] = x = in_memory(x, chosen)
-                if callable(spec):
-                    leaves[i] = constrain("out_shardings", name, x, chosen)
+                leaves[i] = in_memory(x, spec)
         arrays, number = outputs.take_apart(treedef.unflatten(leaves))
         if not self.groups_outputs:
             return arrays, {number: ()}
@@ -122,41 +118,24 @@ class Shardings:
     def _output_leaves(self) -> list[Any]:
         return jtu.tree_leaves(self._of_outputs, is_leaf=is_none)
 
-    def _check(self, name: str, parameters: list[str]) -> None:
-        given, size = self._of_inputs, len(self._positional)
-        if isinstance(given, dict):
-            unknown = [key for key in given if key not in parameters]
-            if unknown:
-                raise ValueError(
-                    f"`in_shardings` names {unknown}, but the parameters of `{name}` are "
-                    f"{parameters}.{did_you_mean(unknown[0], parameters, '{!r}')}"
-                )
-        elif isinstance(given, tuple | list):
-            if len(given) > size and _VAR_POSITIONAL not in self._by_kind:
-                raise ValueError(
-                    f"`in_shardings` has {len(given)} entries, but `{name}` takes "
-                    f"{size} positional arguments."
-                )
-        elif not _is_leaf(given):
-            raise ValueError(
-                "`in_shardings` must be one sharding for all arguments, a tuple with "
-                "an entry for each positional argument, or a dictionary from "
-                f"parameter names to shardings; got {describe_node(given)}."
-            )
-
     def _inputs(self, layout: Layout, skeleton: Skeleton) -> Iterator[Any]:
         """The entry of `in_shardings` for each leaf of a call, in canonical order."""
         fun, args, kwargs = skeleton.treedef.children()
-        keys = [None, *range(len(args.children())), *kwargs.node_data()[1]]
         treedefs = [fun, *args.children(), *kwargs.children()]
+        given: Any = self._of_inputs
+        count = len(args.children())
+        if _is_leaf(given):
+            entries = [given] * (len(treedefs) - 1)
+        else:
+            missing = [_MISSING] * (count - len(given))
+            entries = [*given[:count], *missing, *[None] * len(kwargs.children())]
         labels = iter(skeleton.labels)
-        for key, treedef, (name, size) in zip(
-            keys, treedefs, layout.arguments, strict=True
+        # The arrays of the callable itself are not arguments.
+        for entry, treedef, (name, size) in zip(
+            [None, *entries], treedefs, layout.arguments, strict=True
         ):
-            # The arrays of the callable itself are not arguments.
-            entry = None if key is None else self._for_argument(key)
             statics = [next(labels) is STATIC for _ in range(size)]
-            if entry is _NOTHING:
+            if entry is _MISSING:
                 if not all(statics):
                     raise ValueError(
                         "`in_shardings` is a tuple without an entry for the positional "
@@ -171,126 +150,74 @@ class Shardings:
                     spec for _, spec in spread(entry, tree, "in_shardings", name)
                 )
 
-    def _for_argument(self, key: int | str) -> Any:
-        """The entry for an argument, given its position or its keyword."""
-        given, size = self._of_inputs, len(self._positional)
-        if isinstance(given, tuple | list):
-            if isinstance(key, str):
-                return None
-            return given[key] if key < len(given) else _NOTHING
-        if not isinstance(given, dict):
-            return given
-        if isinstance(key, str):
-            return given[key] if key in given else self._rest(_VAR_KEYWORD, key)
-        if key < size:
-            return given.get(self._positional[key])
-        return self._rest(_VAR_POSITIONAL, key - size)
 
-    def _rest(self, kind: Any, key: Any) -> Any:
-        """The entry for one of `*args` or `**kwargs`."""
-        given: Any = self._of_inputs
-        entry = given.get(self._by_kind.get(kind))
-        if isinstance(entry, dict):
-            return entry.get(key)
-        if isinstance(entry, tuple | list):
-            return entry[key] if key < len(entry) else None
-        return entry
-
-
-_NOTHING = object()
-_VAR_POSITIONAL = inspect.Parameter.VAR_POSITIONAL
-_VAR_KEYWORD = inspect.Parameter.VAR_KEYWORD
+def _check_inputs(given: Any, name: str, signature: inspect.Signature) -> None:
+    if isinstance(given, tuple | list):
+        kinds = [p.kind for p in signature.parameters.values()]
+        size = sum(kind in _POSITIONAL for kind in kinds)
+        if len(given) > size and _VAR_POSITIONAL not in kinds:
+            raise ValueError(
+                f"`in_shardings` has {len(given)} entries, but `{name}` takes "
+                f"{size} positional arguments."
+            )
+    elif not _is_leaf(given):
+        raise ValueError(
+            "`in_shardings` must be one sharding for all arguments, or a tuple with an "
+            f"entry for each positional argument; got {describe_node(given)}."
+        )
 
 
 class _Sharded:
-    """A compiled function with a sharding, or a function returning one, for each array.
-
-    It holds one `jax.jit`-ed function for each choice of shardings.
-    """
+    """A `jax.jit`-ed function whose errors name the argument that a sharding is for."""
 
     def __init__(
         self,
         traced: Callable[..., Any],
         options: dict[str, Any],
         specs: tuple[tuple[Any, ...], ...],
-        layout: Layout,
+        names: Sequence[str],
     ):
-        self._traced = traced
-        self._options = options
-        self._specs = specs
-        self._layout = layout
-        self._jitted: dict[Any, Any] = {}
-        has_functions = any(callable(spec) for group in specs for spec in group)
-        self._only = None if has_functions else self._make(specs)
-
-    def __call__(self, *groups: Any) -> Any:
-        return self._apply(lambda jitted: jitted, groups)
-
-    def trace(self, *groups: Any) -> Any:
-        return self._apply(lambda jitted: jitted.trace, groups)
-
-    def lower(self, *groups: Any) -> Any:
-        return self._apply(lambda jitted: jitted.lower, groups)
-
-    def eval_shape(self, *groups: Any) -> Any:
-        return self._apply(lambda jitted: jitted.eval_shape, groups)
-
-    def clear_cache(self) -> None:
-        for jitted in [*self._jitted.values(), self._only]:
-            if jitted is not None:
-                jitted.clear_cache()
-
-    def _apply(self, stage: Callable[[Any], Any], groups: Any) -> Any:
-        if self._only is not None:
-            specs, jitted = self._specs, self._only
-        else:
-            specs = self._choose(groups)
-            jitted = self._jitted.get(specs)
-            if jitted is None:
-                jitted = self._make(specs)
-                add_bounded(self._jitted, specs, jitted)
-        try:
-            return stage(jitted)(*groups)
-        except Exception as e:
-            self._raise_clearer(e, specs, groups)
-            raise
-
-    def _make(self, specs: Any) -> Any:
-        fun = self._traced
-        named = list(zip(self._layout.data_names, chained(specs), strict=True))
+        self._named = named = list(zip(names, chained(specs), strict=True))
         for name, spec in named:
             refuse_other("in_shardings", name, spec)
 
-        @functools.wraps(fun)
-        def traced(*groups):
+        @functools.wraps(traced)
+        def in_their_memory(*groups):
             # JAX ignores the memory for a NumPy array, and within another trace.
             for (name, spec), x in zip(named, chained(groups), strict=True):
                 if spec is not None and memory_of(spec) != "unpinned_host":
                     refuse_memory("in_shardings", name, spec, x)
-            return fun(*groups)
+            return traced(*groups)
 
-        return jax.jit(traced, in_shardings=specs, **self._options)
+        self._jitted: Any = jax.jit(in_their_memory, in_shardings=specs, **options)
+        self.clear_cache = self._jitted.clear_cache
 
-    def _choose(self, groups: Any) -> Any:
-        names = iter(self._layout.data_names)
-        return tuple(
-            tuple(
-                _chosen("in_shardings", next(names), spec, x)
-                for x, spec in zip(group, specs, strict=True)
-            )
-            for group, specs in zip(groups, self._specs, strict=True)
-        )
+    def __call__(self, *groups: Any) -> Any:
+        return self._apply(self._jitted, groups)
 
-    def _raise_clearer(self, error: Exception, specs: Any, groups: Any) -> None:
+    def trace(self, *groups: Any) -> Any:
+        return self._apply(self._jitted.trace, groups)
+
+    def lower(self, *groups: Any) -> Any:
+        return self._apply(self._jitted.lower, groups)
+
+    def eval_shape(self, *groups: Any) -> Any:
+        return self._apply(self._jitted.eval_shape, groups)
+
+    def _apply(self, stage: Callable[..., Any], groups: Any) -> Any:
+        try:
+            return stage(*groups)
+        except Exception as e:
+            self._raise_clearer(e, chained(groups))
+            raise
+
+    def _raise_clearer(self, error: Exception, arrays: Sequence[Any]) -> None:
         """Raises an error that names the argument, because JAX's may not."""
         mismatch = tells_of_other_sharding(error)
         without_mesh = tells_of_missing_mesh(error)
         if not isinstance(error, ValueError) and not without_mesh:
             return
-        named = zip(
-            self._layout.data_names, chained(specs), chained(groups), strict=True
-        )
-        for name, spec, x in named:
+        for (name, spec), x in zip(self._named, arrays, strict=True):
             if without_mesh and isinstance(spec, PartitionSpec):
                 raise ValueError(
                     f"`in_shardings` gives {spec} for `{name}`, but no mesh is in use: "
@@ -313,13 +240,6 @@ class _Sharded:
 
 def _is_leaf(spec: Any) -> bool:
     return spec is None or jtu.all_leaves([spec])
-
-
-def _chosen(option: str, name: str, spec: Any, x: Any) -> Any:
-    """The sharding for the array `x`: `spec`, or `spec(x)` if it is a function."""
-    chosen = spec(x) if callable(spec) else spec
-    refuse_other(option, name, chosen)
-    return chosen
 
 
 def _with_mesh(spec: Any) -> Any:

@@ -20,7 +20,7 @@ import jax.tree_util as jtu
 from .._call_path import call_rebuilt
 from .._compat.arrays import stored_as
 from .._compat.failures import forget_calls
-from .._compat.tracing import at_top_level, known_array, trace_context
+from .._compat.tracing import at_top_level, known_array
 from .._core.base import jit_is_disabled, name_of
 from .._core.deletion import fatal
 from .._core.flat_call import take_apart
@@ -34,7 +34,7 @@ from .._tree.splitting import STATIC, Skeleton, merge
 from .._warn import warn
 from .checks import explained, holds_check, there_are_checks, wait_for
 from .donation import note_losses, refuse_fatal
-from .layout import DONATE, MAX_KEPT, Layout, add_bounded, chained, data_names
+from .layout import DONATE, MAX_KEPT, Layout, chained, data_names
 from .leaked import Assignments, refuse_leaked_tracers
 from .retrace import SEARCHED, Trace, explain, trace_of
 
@@ -99,11 +99,10 @@ class Specialization:
         self._warnings: list[str] = []
         self.new_traces: list[Trace] = []
         self._program = weakref.ref(program)
-        # Whether each call must wait for a runtime check; `None` if that depends on the
-        # trace, or after a new trace. Below: which traces hold one, by context and avals.
-        self.must_wait: bool | None = False
-        self._holds_check: dict[Any, bool] = {}
-        self._lock = threading.Lock()  # of `traces` with `must_wait`
+        # What builds the output, by the number of a trace after whose calls nothing is
+        # left to do; and the numbers of those that hold a runtime check.
+        self.build = {None: self.outputs.build[None]}
+        self._checked: set[int] = set()
         self.function = self._jit(program, fun, layout)
 
     def run(self, layout: Layout, leaves: list[Any]) -> Any:
@@ -114,50 +113,46 @@ class Specialization:
                 out = self.function(tuple(leaves))
             else:
                 out = self.function(*layout.groups(leaves))
-            if self.must_wait is not False:
-                self.wait_for_check(layout, leaves, out)
+            data, (number,) = out
+            build = self.build.get(number) or self.complete(layout, leaves, out)
         except BaseException as e:
             forget_calls(self.function)
             raise_explained(e, layout, leaves)
-        data, (number,) = out
-        return self.outputs.build[number](data)
+        return build(data)
 
     def stage(self, name: str, layout: Layout, leaves: list[Any]) -> Any:
         """`trace`, `lower` or `eval_shape` of the function."""
         with expected.trace_of(self):
             return getattr(self.function, name)(*layout.groups(leaves))
 
-    def wait_for_check(self, layout: Layout, leaves: list[Any], out: Any) -> None:
-        """Waits for the output, after a call, if the program holds a runtime check."""
+    def complete(
+        self, layout: Layout, leaves: list[Any], out: Any
+    ) -> Callable[[Any], Any]:
+        """After a call of a new trace, or of one with a runtime check: issues the warnings
+        and waits for the check. Returns what builds the output."""
+        _, (number,) = out
         warnings, self._warnings = self._warnings, []
         new_traces, self.new_traces = self.new_traces, []
         for text in warnings:
             warn(text)
-        if jit_is_disabled():
-            return
         if new_traces:
             self._warn_of_storm(new_traces, out)
-        newest = self.traces[-1] if self.traces else None
-        if not there_are_checks():
-            self._settle(newest, False)
-            return
-        if not at_top_level():
-            out = jtu.tree_leaves(out)
-            if out and known_array(out[0]) is None:
-                return  # the program runs later, as a part of another
-            out = [x for x in map(known_array, out) if x is not None]
-        must_wait = self.must_wait
-        if must_wait is None:
-            groups = layout.groups(leaves)
-            avals = tuple(map(jax.typeof, chained(groups)))
-            key = trace_context(), avals
-            must_wait = self._holds_check.get(key)
-            if must_wait is None:
-                must_wait = self._look_for_check(key, groups)
-            if self._are_all(must_wait, groups):
-                self._settle(newest, must_wait)
-        if must_wait:
-            wait_for(out)
+        build = self.outputs.build[number]
+        if there_are_checks():
+            if not at_top_level():
+                out = jtu.tree_leaves(out)
+                if out and known_array(out[0]) is None:
+                    return build  # the program runs later, as a part of another
+                out = [x for x in map(known_array, out) if x is not None]
+            # JAX has the trace in its cache.
+            if number in self._checked or holds_check(
+                self.stage("trace", layout, leaves).jaxpr
+            ):
+                self._checked.add(number)
+                wait_for(out)
+                return build
+        self.build[number] = build
+        return build
 
     def _warn_of_storm(self, new_traces: list[Trace], out: Any) -> None:
         """Warns if this function is compiled again and again.
@@ -179,39 +174,6 @@ class Specialization:
                 text = program.storm.warning(retrace) or text
         if text is not None:
             warn(text, RetraceWarning)
-
-    def _look_for_check(self, key: Any, groups: Sequence[Any]) -> bool:
-        """Whether the trace for these groups, which JAX has in its cache, holds a check."""
-        with expected.trace_of(self):
-            found = holds_check(self.function.trace(*groups).jaxpr)
-        add_bounded(self._holds_check, key, found)
-        return found
-
-    def _are_all(self, must_wait: bool, groups: Sequence[Any]) -> bool:
-        """Whether all traces hold a check, or none does.
-
-        A trace may have been made for a stage, within another program, or in another
-        thread, and be used by a later call.
-        """
-        if any(holds is not must_wait for holds in self._holds_check.values()):
-            return False
-        for trace in list(self.traces):
-            key = trace.context, trace.avals
-            if key in self._holds_check or trace.session is not self.traces[-1].session:
-                continue
-            if trace.context != trace_context():
-                return False
-            rest = iter(trace.avals)
-            alike = [tuple(itertools.islice(rest, len(group))) for group in groups]
-            if self._look_for_check(key, alike) is not must_wait:
-                return False
-        return True
-
-    def _settle(self, newest: Trace | None, must_wait: bool | None) -> None:
-        """Sets `must_wait`, unless another thread has traced since `newest`."""
-        with self._lock:
-            if newest is (self.traces[-1] if self.traces else None):
-                self.must_wait = must_wait
 
     def _jit(self, program: Any, fun: Any, layout: Layout) -> Any:
         """The `jax.jit`-ed function of groups of arrays."""
@@ -250,11 +212,9 @@ class Specialization:
                 arrays, number = outputs.take_apart(out)
                 result = arrays, {number: ()}
             if trace is not None:  # only now, as JAX forgets a trace that fails
-                with own._lock:
-                    own.traces.append(trace)
-                    own.new_traces.append(trace)
-                    own.must_wait = None
-                    own._warnings += assignments.warnings(name_of(fun))
+                own.traces.append(trace)
+                own.new_traces.append(trace)
+                own._warnings.extend(assignments.warnings(name_of(fun)))
             return result
 
         def names():

@@ -20,12 +20,10 @@ from .._core.base import hide_frames
 from .._core.difference import differences
 from .._core.sharding import default_device, platform_of
 from .._errors import DonationError, did_you_mean
-from .._tree.arrays import struct_of
-from .._tree.filters import is_array
 from .._tree.splitting import STATIC
 from .checks import wait_for
 from .donating import Deletion
-from .donation import lowering_warnings, refuse_fatal, refuse_unused, unusable
+from .donation import lower_silently, refuse_fatal, refuse_unused, unusable
 from .layout import Layout
 from .specialization import Specialization, raise_explained
 
@@ -45,8 +43,6 @@ class AheadOfTime:
     # How the arguments were passed, and the leaves: see `Layout.named_leaves`.
     layout: Layout
     named: Sequence[tuple[str, Any, bool]]
-    # Whether each data leaf is a `jax.ShapeDtypeStruct` that stands for an array.
-    are_structs: Sequence[bool]
     # The platform of the first array committed to a device, else JAX's default.
     platform: str
     # Whether a call waits for the program, because it holds a check.
@@ -119,7 +115,7 @@ class Traced(_Stage[_P, _T]):
         lowering_platforms = as_platforms(lowering_platforms, "lowering_platforms")
         # JAX warns of donated buffers while it lowers, see `donation.py`.
         try:
-            lowered = lowering_warnings.lower(
+            lowered = lower_silently(
                 lambda: self.traced.lower(lowering_platforms=lowering_platforms)
             )
         except (NotImplementedError, ValueError) as e:
@@ -132,8 +128,6 @@ class Traced(_Stage[_P, _T]):
                 'the check set NaNs instead, with `on_error="nan"` or the environment '
                 "variable `EQX_ON_ERROR=nan`."
             ) from e
-        finally:
-            lowering_warnings.show_again()
         return Lowered(lowered, self._call, lowering_platforms)
 
     def __repr__(self) -> str:
@@ -205,7 +199,7 @@ class Lowered(_Stage[_P, _T]):
             buffers = buffers_of(self.lowered, compiled)
         if donation.inspects_first:
             donation.report_unusable(unusable(call.named, buffers, donation))
-        return Compiled(compiled, call, buffers, compiler_options)
+        return Compiled(compiled, call, buffers)
 
     def __repr__(self) -> str:
         return f"<lowered {self._call.jitted!r}>"
@@ -219,9 +213,8 @@ class Compiled(_Stage[_P, _T]):
     **Raises:**
 
     When called: `TypeError` if static arguments, structure, shapes or dtypes are not those
-    that it was compiled for, naming the first that differs. A `jax.ShapeDtypeStruct` that
-    stood for an array may be an array, or be the same again: then it is a static value,
-    as in a call of the function, and another program is compiled for it, once.
+    that it was compiled for, naming the first that differs. An array must come in place of
+    each `jax.ShapeDtypeStruct` that stood for one.
     """
 
     def __init__(
@@ -229,14 +222,9 @@ class Compiled(_Stage[_P, _T]):
         compiled: Any,
         call: AheadOfTime,
         buffers: Sequence[int | Buffer] | None,
-        options: dict[str, Any] | None,
     ):
         super().__init__(compiled, call)
         self.compiled = compiled
-        self._options = options
-        # For calls that have a `jax.ShapeDtypeStruct` where this one takes an array: by
-        # whether each data leaf is one.
-        self._of_structs: dict[tuple[bool, ...], Compiled[_P, _T]] = {}
         self._program = program = call.jitted._program
         self._tree = call.jitted._tree
         # The layout and the static key of the last call that was validated.
@@ -262,8 +250,6 @@ class Compiled(_Stage[_P, _T]):
     def _run(self, call: Any) -> Any:
         layout, leaves = self._program.layouts.fit(call)
         if self._fitting != (layout, layout.static_key(leaves)):
-            if (other := self._for_structs(call)) is not None:
-                return other._run(call)
             self._require_fit(layout, leaves)
         if layout.donates and not at_top_level():
             raise DonationError(
@@ -286,30 +272,6 @@ class Compiled(_Stage[_P, _T]):
             self._deletion.finish(layout, leaves, None, lambda *_: self._outcomes)
         return self._call.specialization.outputs.tree(out)
 
-    def _for_structs(self, call: Any) -> "Compiled[_P, _T] | None":
-        """The program for a call with a `jax.ShapeDtypeStruct` for which this one was
-        lowered, and which stood for an array then. In a call it is a static value."""
-        jitted, (_, args, kwargs) = self._call.jitted, call
-        layout, leaves = jitted._layout(args, kwargs, self._program)
-        given = layout.take_data(leaves)
-        key = tuple(isinstance(x, jax.ShapeDtypeStruct) for x in given)
-        if (
-            layout.skeleton(leaves) != self._call.specialization.skeleton
-            or not any(key)
-            or any(
-                now and not was
-                for now, was in zip(key, self._call.are_structs, strict=True)
-            )
-            or list(map(struct_of, given))
-            != [struct_of(x) for _, x, _ in self._call.named]
-        ):
-            return None
-        found = self._of_structs.get(key)
-        if found is None:
-            lowered = jitted._traced(args, kwargs, is_array).lower()
-            found = self._of_structs[key] = lowered.compile(self._options)
-        return found
-
     def _require_fit(self, layout: Layout, leaves: list[Any]) -> None:
         """Raises unless the structure and static leaves are those compiled for."""
         call = self._call
@@ -319,11 +281,20 @@ class Compiled(_Stage[_P, _T]):
                 (call.layout.arguments, call.specialization.skeleton),
                 (layout.arguments, skeleton),
             )
-            first = next(found, "Other arguments are donated.")
+            first = str(next(found, "Other arguments are donated."))
+            fix = (
+                "Compile again for these, or call the function that it was compiled "
+                "from, which does."
+            )
+            if "ShapeDtypeStruct(" in first:
+                fix = (
+                    "A `jax.ShapeDtypeStruct` stood for an array: pass an array, or call "
+                    "the function that it was compiled from, which takes the struct as a "
+                    "static value."
+                )
             raise TypeError(
                 f"{self!r} was called with arguments other than those it was compiled "
-                f"for: {first} Compile again for these, or call the function that "
-                "it was compiled from, which does."
+                f"for: {first} {fix}"
             )
         self._fitting = layout, layout.static_key(leaves)
 

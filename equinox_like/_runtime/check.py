@@ -163,4 +163,8 @@ This error is from a check of values, while the program ran. To look at them:
 - Set `EQX_ON_ERROR=nan`, and the program goes on with NaN in place of these values.
 """
 
-register_check(error_if_p, _BEGIN, _END, _error_of)
+
+def check_if(pred: Any, index: Any, check: Check) -> Any:
+    """Binds `error_if_p`: whether any element fails."""
+    register_check(error_if_p, _BEGIN, _END, _error_of)
+    return error_if_p.bind(pred, index, check=check)

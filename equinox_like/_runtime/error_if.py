@@ -24,7 +24,7 @@ from .._tree.filters import is_array, is_array_like
 from .._tree.nodes import describe_node
 from .._typing import ArrayLike
 from .._warn import FOLDER, warn
-from .check import Check, error_if_p, report_failure_p
+from .check import Check, check_if, report_failure_p
 from .unvmap import unvmap_any_p
 
 
@@ -338,7 +338,7 @@ def _checked(
         if in_shard_map:
             pred, index = _of_all_devices(pred, index)
         check = Check(messages, frames, goes_on=mode == "breakpoint")
-        failed = error_if_p.bind(pred, index, check=check)
+        failed = check_if(pred, index, check)
         args = pred, index, number_p.bind(item=check)
     is_shared = isinstance(failed, Tracer) and mode != "breakpoint"
     change = _shared if is_shared else _spoilt_if

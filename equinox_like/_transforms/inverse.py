@@ -301,6 +301,7 @@ def refuse_large(errors: jax.Array, x: Any, name: str) -> Any:
     `errors` has the largest relative error, in units of the error that rounding may
     cause, and the largest absolute error.
     """
+    register_check(_inverse_check, _BEGIN, _END, NotInvertibleError)
     failed = _inverse_check.bind(errors, name=name)
 
     def depend(leaf):
@@ -347,8 +348,5 @@ _inverse_check = for_whole_batch(
     "inverse_check", _run_check, like=_is_large, eager=_fail_if
 )
 
-
 _BEGIN = "---- the check of a `filter_invertible` failed ----"
 _END = "---- with `filter_jit` in place of `jax.jit` this would be the whole error ----"
-
-register_check(_inverse_check, _BEGIN, _END, NotInvertibleError)
