@@ -165,7 +165,11 @@ PARTS = {
         lambda part, x: part(jnp.ones((4, 3)))[0],
         "part.layers[0].backward",
     ),
-    "checkpoint": (Block(), lambda part, x: jax.checkpoint(part.__call__)(x), "part.lin"),
+    "checkpoint": (
+        Block(),
+        lambda part, x: jax.checkpoint(part.__call__)(x),
+        "part.lin",
+    ),
     "filter_checkpoint": (eqx.filter_checkpoint(Block()), None, "part.lin"),
     "jitted": (eqx.filter_jit(Block()), None, "part.lin"),
     "jitted in Sequential": (
