@@ -37,8 +37,8 @@ from .placement import (
     WIDE,
     is_homeless,
     is_spread,
+    is_struct_of,
     narrowed,
-    narrows_to,
     not_in_jax,
     shardings_for,
 )
@@ -254,11 +254,8 @@ def _refuse_differences(
 
 def _is_narrowed(leaf: Wanted) -> bool:
     """Whether it is the struct of 32 bits that JAX makes of a NumPy array of 64."""
-    name, _, shape = leaf.saved.get("array", "").partition("[")
-    if not isinstance(leaf.like, jax.ShapeDtypeStruct) or "jax" in leaf.saved:
-        return False
-    fits = describe_array(leaf.like).endswith(f"[{shape}")
-    return fits and narrows_to(name, leaf.like.dtype)
+    found = leaf.saved.get("array", "")
+    return "jax" not in leaf.saved and is_struct_of(leaf.like, found)
 
 
 def _shown(description: dict[str, Any]) -> str:
