@@ -150,15 +150,11 @@ def _description(leaf: Any) -> dict[str, Any]:
         kind = number_type(leaf)
         parts = [leaf.real, leaf.imag] if kind is complex else kind(leaf)
         return {"number": kind.__name__, "value": parts}
-    return {"static": _name_of(leaf)}
-
-
-def _name_of(leaf: Any) -> str:
     if isinstance(leaf, str | bytes):
-        return repr(leaf)
+        return {"static": repr(leaf)}
     # Without the module, which differs if a script is later imported as a module.
     name = getattr(leaf, "__qualname__", None) or getattr(leaf, "__name__", None)
-    return str(name or type(leaf).__qualname__)
+    return {"static": str(name or type(leaf).__qualname__)}
 
 
 # Restoring
