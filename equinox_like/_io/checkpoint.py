@@ -5,9 +5,9 @@ multiple of 64 bytes, and tensors are sorted by alignment, largest first. So on 
 JAX can use most of them in the mapped file, without a copy.
 """
 
-import contextlib
 import io
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any, Final, TypeVar
 
 import jax
@@ -86,12 +86,19 @@ def save(
     refuse_callable_leaf(tree, "tree")
     refuse_cycle("tree", tree)
     texts = _check_metadata(metadata)
+    place = _located(path_or_file, "wb")
+    is_open = not is_path(place)
+    if durable and is_open:
+        raise ValueError(
+            "`durable=True` needs a path. An open file is on the disk after "
+            "`file.flush()` and `os.fsync(file.fileno())`."
+        )
     tensors = _encode(tree)
     # With the largest alignment first, each tensor is aligned.
     tensors.sort(key=lambda item: -alignment(item[2].nbytes))
     head = header(texts, tensors)
     size = len(head) + sum(data.nbytes for _, _, data in tensors)
-    with _to_write(path_or_file, durable, size) as file:
+    with nullcontext(place) if is_open else replacing(place, durable, size) as file:
         write_all(file, head)
         for _, _, data in tensors:
             write_all(file, data)
@@ -240,20 +247,6 @@ def load_metadata(path_or_file: FilePath | Readable) -> dict[str, str]:
         ```
     """
     return File(_located(path_or_file, "rb")).metadata
-
-
-def _to_write(
-    path_or_file: Any, durable: bool, size: int
-) -> contextlib.AbstractContextManager[Any]:
-    place = _located(path_or_file, "wb")
-    if is_path(place):
-        return replacing(place, durable, size)
-    if durable:
-        raise ValueError(
-            "`durable=True` needs a path. An open file is on the disk after "
-            "`file.flush()` and `os.fsync(file.fileno())`."
-        )
-    return contextlib.nullcontext(place)
 
 
 def _located(path_or_file: Any, mode: str) -> Any:

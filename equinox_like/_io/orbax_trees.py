@@ -38,8 +38,8 @@ from .placement import (
     WIDE,
     is_homeless,
     is_spread,
+    is_struct_of,
     narrowed,
-    narrows_to,
     not_in_jax,
     shardings_for,
 )
@@ -152,15 +152,11 @@ def _description(leaf: Any) -> dict[str, Any]:
         kind = number_type(leaf)
         parts = [leaf.real, leaf.imag] if kind is complex else kind(leaf)
         return {"number": kind.__name__, "value": parts}
-    return {"static": _name_of(leaf)}
-
-
-def _name_of(leaf: Any) -> str:
     if isinstance(leaf, str | bytes):
-        return repr(leaf)
+        return {"static": repr(leaf)}
     # Without the module, which differs if a script is later imported as a module.
     name = getattr(leaf, "__qualname__", None) or getattr(leaf, "__name__", None)
-    return str(name or type(leaf).__qualname__)
+    return {"static": str(name or type(leaf).__qualname__)}
 
 
 # Restoring
@@ -256,11 +252,8 @@ def _refuse_differences(
 
 def _is_narrowed(leaf: Wanted) -> bool:
     """Whether it is the struct of 32 bits that JAX makes of a NumPy array of 64."""
-    name, _, shape = leaf.saved.get("array", "").partition("[")
-    if not isinstance(leaf.like, jax.ShapeDtypeStruct) or "jax" in leaf.saved:
-        return False
-    fits = describe_array(leaf.like).endswith(f"[{shape}")
-    return fits and narrows_to(name, leaf.like.dtype)
+    found = leaf.saved.get("array", "")
+    return "jax" not in leaf.saved and is_struct_of(leaf.like, found)
 
 
 def _shown(description: dict[str, Any]) -> str:

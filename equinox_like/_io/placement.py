@@ -30,6 +30,14 @@ def narrows_to(name: str, dtype: Any) -> bool:
     return name in WIDE and name != dtype.name == canonicalize_dtype(name).name
 
 
+def is_struct_of(like: Any, stored: str) -> bool:
+    """Whether `like` is the struct that JAX makes of an array of NumPy, of whose 64 bits it
+    keeps 32. `stored` describes that array, as `describe_array` does."""
+    name, _, shape = stored.partition("[")
+    is_alike = isinstance(like, jax.ShapeDtypeStruct) and narrows_to(name, like.dtype)
+    return is_alike and describe_array(like).endswith(f"[{shape}")
+
+
 def not_in_jax(dtype: Any) -> str | None:
     """A description of a dtype of 64 bits that JAX would convert now, else `None`."""
     if dtype.name not in WIDE or canonicalize_dtype(dtype) == dtype:

@@ -266,13 +266,17 @@ class _Unfit(Exception):
 def _checked(value: Any, like: Any, axes: int) -> Any:
     """`value` as an array, of the type of `like` without its first `axes`."""
     array = _as_array(value)
+    found = describe_array(array)
     if hasattr(like, "dtype"):
         data = _numbers(struct_of(like)) if is_typed_key(like) else like
-        _require(array, data.dtype, data.shape[axes:])
-        return array
-    python = number_type(like)
-    if array.shape != () or not jnp.issubdtype(array.dtype, NUMBERS[python]):
-        raise _Unfit(describe_array(array), f"a Python {python.__name__}")
+        wanted = describe_type(data.dtype, data.shape[axes:])
+        fits = found == wanted
+    else:
+        python = number_type(like)
+        wanted = f"a Python {python.__name__}"
+        fits = array.shape == () and jnp.issubdtype(array.dtype, NUMBERS[python])
+    if not fits:
+        raise _Unfit(found, wanted)
     return array
 
 
@@ -293,12 +297,6 @@ def _numbers(leaf: Any) -> Any:
     if isinstance(leaf, jax.ShapeDtypeStruct) and is_typed_key(leaf):
         return jax.eval_shape(jax.random.key_data, leaf)
     return without_key(leaf)
-
-
-def _require(array: Any, dtype: Any, shape: tuple[int, ...]) -> None:
-    found, wanted = describe_array(array), describe_type(dtype, shape)
-    if found != wanted:
-        raise _Unfit(found, wanted)
 
 
 def _as_array(value: Any) -> Any:

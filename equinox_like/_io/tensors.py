@@ -17,7 +17,7 @@ import numpy as np
 from .._compat.tracing import Tracer
 from .._tree.arrays import describe_array, describe_type, is_typed_key, with_key
 from .._tree.filters import is_array, is_array_or_struct, is_number
-from .placement import WIDE, is_spread, narrowed, narrows_to
+from .placement import WIDE, is_spread, is_struct_of, narrowed
 
 # The dtypes that all versions of safetensors can read, from our names to theirs.
 _NATIVE: Final = {
@@ -257,7 +257,10 @@ def what_is_wrong(tensor: Tensor, like: Any) -> str | None:
         wanted = describe_array(like)
         if dtype is None:
             return wanted
-        fits = str(tensor) == wanted or _is_struct_of(tensor, dtype, like)
+        found = str(tensor)
+        fits = found == wanted or (
+            "jax" not in tensor.kind and is_struct_of(like, found)
+        )
         return None if fits else wanted
     python = number_type(like)
     stored = tensor.kind.get("python")
@@ -269,16 +272,6 @@ def what_is_wrong(tensor: Tensor, like: Any) -> str | None:
         and jnp.issubdtype(dtype, NUMBERS[python])
     )
     return None if fits else f"a Python {python.__name__}"
-
-
-def _is_struct_of(tensor: Tensor, dtype: np.dtype, like: Any) -> bool:
-    """Whether `like` is the struct that JAX makes of the NumPy array in the file."""
-    return (
-        isinstance(like, jax.ShapeDtypeStruct)
-        and tensor.leaf_shape == like.shape
-        and not tensor.kind.keys() & {"jax", "key", "python"}
-        and narrows_to(dtype.name, like.dtype)
-    )
 
 
 @functools.cache

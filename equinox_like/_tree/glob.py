@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from .._errors import did_you_mean
-from .nodes import STRING_KEY
 
 
 def matches(pattern: str, path: str) -> bool:
@@ -96,7 +95,8 @@ def _expression(part: str) -> str:
     return r"[^.\[\]]*" if part == "*" else re.escape(part)
 
 
-_KEY = re.compile(STRING_KEY)
+# A key of a dictionary that is a string.
+_KEY = re.compile(r"""\[(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\]""")
 # Characters that stand for those that separate components, where a key contains them.
 _PLAIN = str.maketrans(".[]", "\ue000\ue001\ue002")
 

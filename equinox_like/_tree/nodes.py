@@ -3,16 +3,13 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import jax.tree_util as jtu
 
 from .._call_path import with_article as with_article
 from .arrays import describe_array
 from .filters import is_array, is_none
-
-# A regular expression for a key of a dictionary that is a string.
-STRING_KEY: Final = r"""\[(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\]"""
 
 
 def path_str(path: Sequence[Any], name: str = "") -> str:

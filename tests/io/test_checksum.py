@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import equinox_like as eqx
-from equinox_like._io.checksums import checksum
+from equinox_like._io.checksums import checksum, is_intact
 
 
 def data_of(size):
@@ -25,6 +25,18 @@ def test_checksum_is_a_crc_that_tells_order(size):
     assert checksum(data) == ("".join(sums) or "00000000")
     words = data[: size // 8 * 8].reshape(-1, 8)[::-1].ravel()
     assert size < 16 or checksum(words) != checksum(data[: words.size])
+
+
+def test_only_the_pieces_of_the_ranges_are_checked():
+    piece = 1 << 20
+    data = data_of(3 * piece + 5)
+    sums = checksum(data)
+    assert is_intact(data, sums, [(0, 10), (3 * piece, 3 * piece + 5)])
+    assert not is_intact(data, sums[:-8], [(3 * piece, 3 * piece + 5)])
+    data[piece + 7] ^= 1
+    assert not is_intact(data, sums)
+    assert is_intact(data, sums, [(0, piece), (2 * piece, 3 * piece)])
+    assert not is_intact(data, sums, [(0, piece + 1)])
 
 
 def test_threads_are_not_needed(monkeypatch):
