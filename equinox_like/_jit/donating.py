@@ -26,6 +26,7 @@ from .._core.base import jit_is_disabled
 from .._core.deletion import delete_array, fatal
 from .._errors import DonationError, DonationWarning
 from .._tree.deleted import Record
+from .checks import raise_explained
 from .donation import (
     Donation,
     are_any_sharded,
@@ -41,7 +42,6 @@ from .specialization import (
     Specialization,
     UnexpectedTrace,
     expected,
-    raise_explained,
     traits_of,
 )
 

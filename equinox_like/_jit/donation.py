@@ -169,7 +169,7 @@ def _remove_filter() -> None:
         warnings.filters.remove(_HIDE)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def raise_clearer(error: Exception, layout: Layout, leaves: list[Any]) -> None:
+def raise_clearer(error: BaseException, layout: Layout, leaves: list[Any]) -> None:
     """Raises a `DonationError` naming the leaf, if a donated array caused `error`.
 
     Raises a `FloatingPointError` if JAX has found a NaN, but cannot run the function
