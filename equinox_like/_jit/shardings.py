@@ -190,21 +190,14 @@ class _Sharded:
             return traced(*groups)
 
         self._jitted: Any = jax.jit(in_their_memory, in_shardings=specs, **options)
-        self.clear_cache = self._jitted.clear_cache
 
     def __call__(self, *groups: Any) -> Any:
-        return self._apply(self._jitted, groups)
+        return self._apply(self._jitted, *groups)
 
-    def trace(self, *groups: Any) -> Any:
-        return self._apply(self._jitted.trace, groups)
+    def __getattr__(self, name: str) -> Any:  # such as `lower`
+        return functools.partial(self._apply, getattr(self._jitted, name))
 
-    def lower(self, *groups: Any) -> Any:
-        return self._apply(self._jitted.lower, groups)
-
-    def eval_shape(self, *groups: Any) -> Any:
-        return self._apply(self._jitted.eval_shape, groups)
-
-    def _apply(self, stage: Callable[..., Any], groups: Any) -> Any:
+    def _apply(self, stage: Callable[..., Any], *groups: Any) -> Any:
         try:
             return stage(*groups)
         except Exception as e:

@@ -53,7 +53,9 @@ class Outputs:
         refuse_leaked_tracers(out)
         arrays, build = registry.describe_output(out)
         number = next(self._numbers)
-        self.build[number] = _of_groups(build) if self._are_grouped else build
+        self.build[number] = (
+            (lambda groups: build(chained(groups))) if self._are_grouped else build
+        )
         return arrays, number
 
     def tree(self, out: Any) -> Any:
@@ -75,10 +77,6 @@ class Outputs:
 
 class _Mark:
     """A placeholder for an array of an output."""
-
-
-def _of_groups(build: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda groups: build(chained(groups))
 
 
 class Specialization:
