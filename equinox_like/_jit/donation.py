@@ -47,10 +47,10 @@ class Donation:
         self.names = frozenset(donate) if isinstance(donate, tuple) else None
         self.is_any = donate != "none" and self.names != frozenset()
         self.is_strict = donate == "strict"
-        self.warns = self.names is not None or str(donate).startswith("warn")
         self.spares_first = str(donate).endswith("-except-first")
         # Whether unusable donations are reported before the first call runs.
-        self.inspects_first = self.is_any and (self.is_strict or self.warns)
+        warns = self.names is not None or str(donate).startswith("warn")
+        self.inspects_first = self.is_any and (self.is_strict or warns)
 
     def donates(self, parameter: str, is_first: bool) -> bool:
         """Whether a parameter's arrays are donated."""

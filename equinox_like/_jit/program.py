@@ -102,7 +102,8 @@ class Program:
                 kind = DonatingSpecialization if layout.donates else Specialization
                 fun = self.opaque() if call[0] is None else call[0]
                 found = kind(self, fun, layout, skeleton)
-                self._forget(add_bounded(self._specializations, skeleton, found))
+                if old := add_bounded(self._specializations, skeleton, found):
+                    self._forget(old)
         layout.remember(leaves, found)
         return found
 
