@@ -8,7 +8,7 @@ already traced.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.tree_util as jtu
@@ -62,21 +62,23 @@ def wait_for(out: Any) -> None:
         jax.effects_barrier()
 
 
-def explained(error: Exception, layout: Layout, leaves: list[Any]) -> Exception:
-    """The exception to raise in place of `error`, raised by a call with these leaves.
+def raise_explained(
+    error: BaseException, layout: Layout, leaves: list[Any]
+) -> NoReturn:
+    """Raises `error`, raised by a call with these leaves, or what explains it better.
 
-    This is the check's own error if a check failed, else `error` itself, with notes on
-    which donated arrays were deleted. Raises a `DonationError` if `error` was caused by
-    a deleted or shared donated array.
+    This is the check's own error if a check failed, and a `DonationError` if a donated
+    array is deleted or shared. Others get notes, for example on which arrays were deleted.
     """
     failed = _failed_check(error)
     if failed is not None:
         forget_failed(runtime_tokens)
-        error = failed
+        raise_clearer(failed, layout, leaves)
+        raise failed from None
     raise_clearer(error, layout, leaves)
     if isinstance(error, TypeError):
         _note_foreign_arrays(error, layout.named_leaves(leaves))
-    return error
+    raise error
 
 
 def _note_foreign_arrays(error: Exception, named: Sequence[tuple[str, Any, bool]]):
@@ -89,7 +91,7 @@ def _note_foreign_arrays(error: Exception, named: Sequence[tuple[str, Any, bool]
             )
 
 
-def _failed_check(error: Exception) -> Exception | None:
+def _failed_check(error: BaseException) -> Exception | None:
     """The error of the check that has caused `error`, if one has."""
     if isinstance(error, RuntimeError | ValueError):
         for begin, end, error_of in _checks.values():

@@ -26,6 +26,7 @@ from .._core.base import jit_is_disabled
 from .._core.deletion import delete_array, fatal
 from .._errors import DonationError, DonationWarning
 from .._tree.deleted import Record
+from .checks import raise_explained
 from .donation import (
     Donation,
     are_any_sharded,
@@ -41,7 +42,6 @@ from .specialization import (
     Specialization,
     UnexpectedTrace,
     expected,
-    raise_explained,
     traits_of,
 )
 
@@ -102,7 +102,7 @@ class DonatingSpecialization(Specialization):
             forget_calls(self.function)
             self._deletion.fail(layout, leaves, e)
             raise_explained(e, layout, leaves)
-        self._deletion.finish(layout, leaves, number, self._buffers_of)
+        self._deletion.finish(layout, leaves, number, self._inspect)
         return build(data)
 
     def _is_known(self, layout: Layout, leaves: list[Any], groups: Any) -> bool:
@@ -126,9 +126,9 @@ class DonatingSpecialization(Specialization):
             return lower_silently(lambda: self.function(*groups))
 
     def _inspect(
-        self, layout: Layout, leaves: list[Any], with_buffers: bool
-    ) -> Buffers | None:
-        """Looks up what the program for a call makes of the buffers, once.
+        self, layout: Layout, leaves: list[Any], with_buffers: bool = True
+    ) -> Any:
+        """What the program for a call makes of the buffers, if that is asked for.
 
         The arrays may already be deleted: only their shapes, dtypes and shardings are
         read. JAX caches the program, so nothing is lowered or compiled twice.
@@ -153,9 +153,6 @@ class DonatingSpecialization(Specialization):
             found = found or [None] * len(layout.data_places)
         add_bounded(self._buffers, key, found)
         return found
-
-    def _buffers_of(self, layout: Layout, leaves: list[Any]) -> Buffers:
-        return self._inspect(layout, leaves, with_buffers=True) or ()
 
 
 class Fate(enum.Enum):
@@ -200,7 +197,7 @@ class Deletion:
         layout: Layout,
         leaves: list[Any],
         number: int | None,
-        buffers_of: Callable[[Layout, list[Any]], Buffers],
+        buffers_of: Callable[[Layout, list[Any]], Any],
     ) -> None:
         """After a call of the trace with this number.
 

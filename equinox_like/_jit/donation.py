@@ -47,10 +47,10 @@ class Donation:
         self.names = frozenset(donate) if isinstance(donate, tuple) else None
         self.is_any = donate != "none" and self.names != frozenset()
         self.is_strict = donate == "strict"
-        self.warns = self.names is not None or str(donate).startswith("warn")
         self.spares_first = str(donate).endswith("-except-first")
         # Whether unusable donations are reported before the first call runs.
-        self.inspects_first = self.is_any and (self.is_strict or self.warns)
+        warns = self.names is not None or str(donate).startswith("warn")
+        self.inspects_first = self.is_any and (self.is_strict or warns)
 
     def donates(self, parameter: str, is_first: bool) -> bool:
         """Whether a parameter's arrays are donated."""
@@ -169,7 +169,7 @@ def _remove_filter() -> None:
         warnings.filters.remove(_HIDE)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def raise_clearer(error: Exception, layout: Layout, leaves: list[Any]) -> None:
+def raise_clearer(error: BaseException, layout: Layout, leaves: list[Any]) -> None:
     """Raises a `DonationError` naming the leaf, if a donated array caused `error`.
 
     Raises a `FloatingPointError` if JAX has found a NaN, but cannot run the function
@@ -188,12 +188,18 @@ def raise_clearer(error: Exception, layout: Layout, leaves: list[Any]) -> None:
 def refuse_shared(
     named: Sequence[tuple[str, Any, bool]], error: Exception | None = None
 ) -> None:
-    for name, other in _sharing(named):
-        raise DonationError(
-            f"`{name}` and `{other}` are the same array, or share memory, so they "
-            "cannot be donated. Nothing was deleted. Pass a copy (`tree_copy`) in one "
-            "of the two places, or the array in one place only."
-        ) from error
+    """Raises if two arrays share a buffer, and one of them is donated."""
+    seen: dict[Any, tuple[str, bool]] = {}
+    for name, x, is_donated in named:
+        for buffer in buffer_pointers(x) if is_concrete(x) else ():
+            other, is_other_donated = seen.setdefault(buffer, (name, is_donated))
+            if other != name and (is_donated or is_other_donated):
+                raise DonationError(
+                    f"`{other}` and `{name}` are the same array, or share memory, so "
+                    "they cannot be donated. Nothing was deleted. Pass a copy "
+                    "(`tree_copy`) in one of the two places, or the array in one place "
+                    "only."
+                ) from error
 
 
 def refuse_to_run_again(error: Exception) -> None:
@@ -240,16 +246,6 @@ def are_any_sharded(leaves: Sequence[Any]) -> bool:
     return any(is_concrete(x) and len(x.sharding.device_set) > 1 for x in leaves)
 
 
-def _sharing(named: Sequence[tuple[str, Any, bool]]) -> Iterator[tuple[str, str]]:
-    """The names of each two arrays that share a buffer, if one of them is donated."""
-    seen: dict[Any, tuple[str, bool]] = {}
-    for name, x, donated in filter(lambda leaf: is_concrete(leaf[1]), named):
-        for buffer in buffer_pointers(x):
-            other = seen.setdefault(buffer, (name, donated))
-            if other[0] != name and (donated or other[1]):
-                yield other[0], name
-
-
 def refuse_unused(layout: Layout, leaves: list[Any], unused: Iterable[int]) -> None:
     """Raises for unused arguments that are deleted, or donated in another place, too.
 
@@ -268,13 +264,9 @@ def refuse_unused(layout: Layout, leaves: list[Any], unused: Iterable[int]) -> N
 def refuse_fatal(layout: Layout, leaves: list[Any]) -> None:
     """Raises for deleted arrays on several devices, which may crash the process."""
     data = layout.take_data(leaves)
-    any_deleted = any(map(is_deleted, data))
-    if not any_deleted and len(set(map(id, data))) == len(data):
-        return
-    if are_any_sharded(data):
-        if any_deleted:
-            refuse_deleted(layout.named_leaves(leaves))
-        refuse_shared(layout.named_leaves(leaves))
+    is_suspect = any(map(is_deleted, data)) or len(set(map(id, data))) < len(data)
+    if is_suspect and are_any_sharded(data):
+        refuse_unused(layout, leaves, range(len(data)))
 
 
 def unusable(

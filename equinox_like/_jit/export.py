@@ -163,15 +163,9 @@ def deserialize_export(
     header, program = read(bytes(data))
     try:
         exported = jax.export.deserialize(bytearray(program))
-        call = _Call(
-            header["name"],
-            _signature_of(header["parameters"]),
-            header["arrays"],
-            header["arguments"],
-            header["out"],
-            header["code"],
-        )
+        call = _Call(**{field: header[field] for field in _Call._fields})
         out = decode(call.code) if like is None and type(call.code) is list else like
+        loaded = Exported(exported, call, _without_data(out))
     except (AttributeError, KeyError, TypeError, IndexError) as e:
         raise ValueError(f"{NOT_OURS} ({type(e).__name__}: {e})") from e
     if like is None and type(call.code) is str:
@@ -180,14 +174,14 @@ def deserialize_export(
         found := first_difference(call.out, describe("out", like))
     ):
         raise ValueError(f"`like` does not match the output of `{call.name}`: {found}")
-    return Exported(exported, call, _without_data(out))
+    return loaded
 
 
 class _Call(NamedTuple):
     """A description of the exported call, without objects of the exporting process."""
 
     name: str
-    signature: inspect.Signature
+    parameters: list[Any]  # see `_parameters_of`
     arrays: list[str]  # the names of the arrays, in the order of the signature
     arguments: Table
     out: Table
@@ -206,7 +200,9 @@ class Exported(Generic[_P, _T]):
         self._call = call
         self._output = output
         self._run = jax.jit(exported.call)
-        self._layouts = LayoutTable(call.signature, call.name, lambda *_: False)
+        self._layouts = LayoutTable(
+            _signature_of(call.parameters), call.name, lambda *_: False
+        )
         self._fitting: tuple[Layout | None, Any] = None, None
 
     @frames_hidden
@@ -230,6 +226,7 @@ class Exported(Generic[_P, _T]):
     def serialize(self, vjp_order: int = 0) -> bytes:
         """The bytes, for [`equinox_like.deserialize_export`][]."""
         call = self._call
+        described = {"arguments": stored(call.arguments), "out": stored(call.out)}
         try:
             program = bytes(self.exported.serialize(vjp_order=vjp_order))
         except ImportError as e:
@@ -237,15 +234,7 @@ class Exported(Generic[_P, _T]):
                 "Serialising an exported function needs the package `flatbuffers`: "
                 "`pip install flatbuffers`."
             ) from e
-        header = {
-            "name": call.name,
-            "parameters": _parameters_of(call.signature),
-            "arrays": call.arrays,
-            "arguments": stored(call.arguments),
-            "out": stored(call.out),
-            "code": call.code,
-        }
-        return write(header, program)
+        return write(call._asdict() | described, program)
 
     def mlir_module(self) -> str:
         """The program as text, in StableHLO."""
@@ -329,7 +318,7 @@ def _export(jitted, args, kwargs, platforms, disabled_checks) -> Exported:
         code = str(e)
     call = _Call(
         name_of(jitted.__wrapped__),
-        _signature_of(_parameters_of(signature_of(jitted.__wrapped__))),
+        _parameters_of(signature_of(jitted.__wrapped__)),
         names,
         _describe_arguments(layout, leaves),
         describe("out", out),

@@ -4,14 +4,14 @@ This file holds the public interface. How a call works is in `program.py`.
 """
 
 from collections.abc import Callable
-from typing import Any, NoReturn, ParamSpec, TypeVar, Unpack, overload
+from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 import jax
 import jax.tree_util as jtu
 
 from .._annotations import signature_of
 from .._call_path import outer_call
-from .._compat.tracing import Tracer, at_top_level
+from .._compat.tracing import at_top_level
 from .._core.base import (
     DEPRECATED,
     NOT_GIVEN,
@@ -25,12 +25,12 @@ from .._core.show_as import name_unconverted
 from .._module.fields import field
 from .._module.instance import show_function
 from .._module.wrappers import Partial
-from .._tree.arrays import struct_of
+from .._tree.arrays import is_concrete
 from .._tree.cycles import name_cycle, refuse_cycles
 from .._tree.filters import is_array_or_struct
 from .._tree.require import refuse_unknown_options
 from .._typing import JitOptions
-from .checks import holds_check
+from .checks import holds_check, raise_explained
 from .donating import DonatingSpecialization
 from .donation import Donate, Donation, check_mode
 from .layout import Layout, with_methods
@@ -38,7 +38,7 @@ from .program import Program, Settings, is_opaque, owner_of_programs, program_of
 from .report import DonationReport, report_on
 from .retrace import Retrace, explain, trace_to_be
 from .shardings import OPTIONS, Shardings
-from .specialization import Specialization, abstract, raise_explained
+from .specialization import Specialization
 from .stages import AheadOfTime, Lowered, Traced, platform_of_call
 
 _P = ParamSpec("_P")
@@ -133,31 +133,22 @@ def filter_jit(fun: Any = NOT_GIVEN, *, donate: Any = "none", **jitkwargs: Any) 
     return Jitted(fun, donate, jitkwargs)
 
 
-def _of_the_function(name: str) -> property:
-    """What the function has, and a method of an instance does not: a compiled stage would
-    take the instance again."""
-
-    def refuse(self: Any) -> NoReturn:
-        method = f"{type(self.args[0]).__name__}.{name_of(self.func)}"
-        raise AttributeError(
-            f"A compiled method of an instance has no `{name}`: write "
-            f"`{method}.{name}(instance, ...)`."
-        )
-
-    return property(refuse)
+# What the function has, and a method of an instance does not: a compiled stage would take
+# the instance again.
+_OF_THE_FUNCTION = ("trace", "lower", "eval_shape", "explain", "donation_report")
 
 
 class JittedMethod(Partial[Any]):
     """A compiled method of an instance. Calls skip `Partial.__call__`, for speed."""
 
-    trace = _of_the_function("trace")
-    lower = _of_the_function("lower")
-    eval_shape = _of_the_function("eval_shape")
-    explain = _of_the_function("explain")
-    donation_report = _of_the_function("donation_report")
-
-    def __dir__(self) -> list[str]:
-        return [name for name in super().__dir__() if hasattr(self, name)]
+    def __getattr__(self, name: str) -> Any:
+        if name not in _OF_THE_FUNCTION:
+            raise AttributeError(f"`{type(self).__name__}` has no attribute `{name}`")
+        method = f"{type(self.args[0]).__name__}.{name_of(self.func)}"
+        raise AttributeError(
+            f"A compiled method of an instance has no `{name}`: write "
+            f"`{method}.{name}(instance, ...)`."
+        )
 
     @outer_call
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -219,10 +210,7 @@ class Jitted(Transformed[_P, _T]):
         """
         specialization, layout, leaves = self._prepare(args, kwargs)
         # Not the leaves themselves: a stage may live long and would keep their memory.
-        structs = [
-            struct_of(x) if isinstance(x, Tracer) else x for x in abstract(leaves)
-        ]
-        named = layout.named_leaves(structs)
+        named = layout.named_leaves(list(map(_struct_of, leaves)))
         traced = self._stage("trace", specialization, layout, leaves)
         waits = holds_check(traced.jaxpr)
         platform = platform_of_call(leaves)
@@ -335,6 +323,14 @@ class Jitted(Transformed[_P, _T]):
     def _ingredients(self, donate: Donate) -> tuple[Any, Donate, dict[str, Any]]:
         # Not `__wrapped__`, which for `filter_pmap` is the function before that.
         return self._held_, donate, self._program.jitkwargs
+
+
+def _struct_of(x: Any) -> Any:
+    """A `jax.ShapeDtypeStruct` in place of a JAX array."""
+    if not isinstance(x, jax.Array):
+        return x
+    sharding = x.sharding if is_concrete(x) and x.committed else None
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
 
 _REFUSED = {

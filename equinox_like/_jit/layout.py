@@ -136,7 +136,7 @@ class Layout:
         runs = [[i for _, i in run] for _, run in groups_of(placed)]
         # Whether all leaves, in the order they come, form the only group.
         self.is_whole = [list(range(self._count))] == runs
-        self._takes = [_take_run(run) for run in runs]
+        self._takes = [_getter(run) for run in runs]
         self.take_donated = _getter([i for label, i in placed if label == DONATE])
         self.take_kept = _getter([i for label, i in placed if label == KEEP])
         # The indices, among the leaves of a call, of the data and of the static leaves.
@@ -152,7 +152,7 @@ class Layout:
 
     def groups(self, leaves: list[Any]) -> list[Any]:
         """The arguments of the compiled function: one sequence of arrays per group."""
-        return [take(leaves) for take in self._takes]
+        return [tuple(take(leaves)) for take in self._takes]
 
     def find(self, leaves: list[Any]) -> Any:
         """The compiled function for the static leaves among these, if there is one."""
@@ -401,14 +401,6 @@ def _refuse_late_registration(expanded: Sequence[Any]) -> NoReturn:
         "holds an instance of it was first used. Register a class before its instances "
         "are used, for example where it is defined."
     )
-
-
-def _take_run(run: Sequence[int]) -> Callable[[list[Any]], Any]:
-    """A function that picks the leaves of a group, as a tuple."""
-    start, end = run[0], run[-1] + 1
-    if list(run) == list(range(start, end)):
-        return lambda leaves: tuple(leaves[start:end])
-    return operator.itemgetter(*run)
 
 
 def _getter(indices: Sequence[int]) -> Callable[[Sequence[Any]], Any]:

@@ -84,15 +84,16 @@ class Assignments:
 
 def _local_variables(x: Any) -> Iterable[Any]:
     """The variables in a generator or coroutine."""
-    if isinstance(x, types.GeneratorType):
-        frame = x.gi_frame
-    elif isinstance(x, types.CoroutineType):
-        frame = x.cr_frame
-    elif isinstance(x, types.AsyncGeneratorType):
-        frame = x.ag_frame
-    else:
-        return ()
+    name = _FRAMES.get(type(x))
+    frame = getattr(x, name) if name else None
     return () if frame is None else frame.f_locals.values()
+
+
+_FRAMES = {
+    types.GeneratorType: "gi_frame",
+    types.CoroutineType: "cr_frame",
+    types.AsyncGeneratorType: "ag_frame",
+}
 
 
 def _captured(x: Any) -> dict[str, Any]:

@@ -61,14 +61,9 @@ class Program:
     `opaque()` is `None`.
     """
 
-    def __init__(
-        self,
-        opaque: Callable[[], Any],
-        settings: Settings,
-        without_donation: Callable[[], "Program"],
-    ):
-        """`without_donation()` is the same program with `donate="none"`."""
+    def __init__(self, opaque: Callable[[], Any], settings: Settings):
         self.opaque = opaque
+        self._settings = settings
         self.name, signature, donate, self.jitkwargs, self.shardings = settings
         self.donate: Donate = donate
         self.options = {k: v for k, v in self.jitkwargs.items() if k not in OPTIONS}
@@ -80,7 +75,6 @@ class Program:
         self._lock = threading.RLock()
         self._donates = self.donation.is_any
         self.storm = Storm()
-        self._without_donation = without_donation
 
     def call(self, call: Call) -> Any:
         """Calls the function with these arguments."""
@@ -118,7 +112,8 @@ class Program:
                 kind = DonatingSpecialization if layout.donates else Specialization
                 fun = self.opaque() if call[0] is None else call[0]
                 found = kind(self, fun, layout, skeleton)
-                self._forget(add_bounded(self._specializations, skeleton, found))
+                if old := add_bounded(self._specializations, skeleton, found):
+                    self._forget(old)
         layout.remember(leaves, found)
         return found
 
@@ -143,7 +138,7 @@ class Program:
 
     @functools.cached_property
     def without_donation(self) -> "Program":
-        return self._without_donation()
+        return Program(self.opaque, self._settings._replace(donate="none"))
 
     def traces(self) -> list[Trace]:
         specializations = list(self._specializations.values())
@@ -164,17 +159,6 @@ class Programs:
 
     def get(self, key: Any, opaque: Callable[[], Any], settings: Settings) -> Program:
         """The program with these settings; the same one for equal settings and keys."""
-
-        reference = weakref.ref(self)
-
-        def without_donation():
-            # Weakly, as a cycle would keep what a program holds until it is collected.
-            programs = reference() or Programs(None)
-            return programs.get(key, opaque, settings._replace(donate="none"))
-
-        def make():
-            return Program(opaque, settings, without_donation)
-
         _, signature, donate, jitkwargs, shardings = settings
         parameters = tuple(
             (p.name, p.kind, p.default is p.empty)
@@ -186,10 +170,10 @@ class Programs:
             with self._lock:
                 found = self._all.get(options)
                 if found is None:
-                    found = self._all[options] = make()
+                    found = self._all[options] = Program(opaque, settings)
                 return found
         except TypeError:  # an option is unhashable
-            return make()
+            return Program(opaque, settings)
 
     def is_of(self, owner: Any) -> bool:
         return self._owner() is owner

@@ -33,7 +33,6 @@ from .._tree.strict import strict_key
 from .layout import Layout, chained, groups_of
 
 OPTIONS: Final = ("in_shardings", "out_shardings")
-_VAR_POSITIONAL: Final = inspect.Parameter.VAR_POSITIONAL
 _POSITIONAL: Final = (
     inspect.Parameter.POSITIONAL_ONLY,
     inspect.Parameter.POSITIONAL_OR_KEYWORD,
@@ -50,7 +49,10 @@ class Shardings:
         given = {key: given[key] for key in OPTIONS if key in given}
         self._of_inputs = given.get("in_shardings")
         self._of_outputs = given.get("out_shardings")
-        _check_inputs(self._of_inputs, name, signature)
+        self._positional = [
+            p.name for p in signature.parameters.values() if p.kind in _POSITIONAL
+        ]
+        self._check_inputs(name, signature)
         leaves, treedef = jtu.tree_flatten(given, is_leaf=is_none)
         self._key = treedef, strict_key(leaves)
 
@@ -128,7 +130,10 @@ class Shardings:
             entries = [given] * (len(treedefs) - 1)
         else:
             missing = [_MISSING] * (count - len(given))
-            entries = [*given[:count], *missing, *[None] * len(kwargs.children())]
+            # A parameter is passed by keyword, too, if one before it is left out.
+            by_name = dict(zip(self._positional, given, strict=False))
+            rest = [by_name.get(name) for name in kwargs.node_data()[1]]
+            entries = [*given[:count], *missing, *rest]
         labels = iter(skeleton.labels)
         # The arrays of the callable itself are not arguments.
         for entry, treedef, (name, size) in zip(
@@ -150,21 +155,20 @@ class Shardings:
                     spec for _, spec in spread(entry, tree, "in_shardings", name)
                 )
 
-
-def _check_inputs(given: Any, name: str, signature: inspect.Signature) -> None:
-    if isinstance(given, tuple | list):
-        kinds = [p.kind for p in signature.parameters.values()]
-        size = sum(kind in _POSITIONAL for kind in kinds)
-        if len(given) > size and _VAR_POSITIONAL not in kinds:
+    def _check_inputs(self, name: str, signature: inspect.Signature) -> None:
+        given, size = self._of_inputs, len(self._positional)
+        if isinstance(given, tuple | list):
+            kinds = [p.kind for p in signature.parameters.values()]
+            if len(given) > size and inspect.Parameter.VAR_POSITIONAL not in kinds:
+                raise ValueError(
+                    f"`in_shardings` has {len(given)} entries, but `{name}` takes "
+                    f"{size} positional arguments."
+                )
+        elif not _is_leaf(given):
             raise ValueError(
-                f"`in_shardings` has {len(given)} entries, but `{name}` takes "
-                f"{size} positional arguments."
+                "`in_shardings` must be one sharding for all arguments, or a tuple with "
+                f"an entry for each positional argument; got {describe_node(given)}."
             )
-    elif not _is_leaf(given):
-        raise ValueError(
-            "`in_shardings` must be one sharding for all arguments, or a tuple with an "
-            f"entry for each positional argument; got {describe_node(given)}."
-        )
 
 
 class _Sharded:
@@ -190,21 +194,14 @@ class _Sharded:
             return traced(*groups)
 
         self._jitted: Any = jax.jit(in_their_memory, in_shardings=specs, **options)
-        self.clear_cache = self._jitted.clear_cache
 
     def __call__(self, *groups: Any) -> Any:
-        return self._apply(self._jitted, groups)
+        return self._apply(self._jitted, *groups)
 
-    def trace(self, *groups: Any) -> Any:
-        return self._apply(self._jitted.trace, groups)
+    def __getattr__(self, name: str) -> Any:  # such as `lower`
+        return functools.partial(self._apply, getattr(self._jitted, name))
 
-    def lower(self, *groups: Any) -> Any:
-        return self._apply(self._jitted.lower, groups)
-
-    def eval_shape(self, *groups: Any) -> Any:
-        return self._apply(self._jitted.eval_shape, groups)
-
-    def _apply(self, stage: Callable[..., Any], groups: Any) -> Any:
+    def _apply(self, stage: Callable[..., Any], *groups: Any) -> Any:
         try:
             return stage(*groups)
         except Exception as e:

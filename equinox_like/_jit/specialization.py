@@ -12,7 +12,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 import jax.tree_util as jtu
@@ -26,14 +26,13 @@ from .._core.deletion import fatal
 from .._core.flat_call import take_apart
 from .._core.show_as import show_as
 from .._errors import RetraceWarning
-from .._tree.arrays import is_concrete, is_weak
 from .._tree.cycles import refuse_cycle
 from .._tree.filters import is_none
 from .._tree.registry import registry
 from .._tree.splitting import STATIC, Skeleton, merge
 from .._warn import warn
-from .checks import explained, holds_check, there_are_checks, wait_for
-from .donation import note_losses, refuse_fatal
+from .checks import holds_check, raise_explained, there_are_checks, wait_for
+from .donation import refuse_fatal
 from .layout import DONATE, MAX_KEPT, Layout, chained, data_names
 from .leaked import Assignments, refuse_leaked_tracers
 from .retrace import SEARCHED, Trace, explain, trace_of
@@ -48,16 +47,17 @@ class Outputs:
         # By number: rebuilds the output from its arrays. With JIT disabled, the number
         # is `None`, and the output comes as it is.
         self.build: dict[Any, Callable[[Any], Any]] = {None: lambda out: out}
-        self._lock = threading.RLock()
+        self._numbers = itertools.count()
 
     def take_apart(self, out: Any) -> tuple[list[Any], int]:
         """The arrays of the output of a trace, and its number."""
         refuse_cycle("<output>", out)
         refuse_leaked_tracers(out)
         arrays, build = registry.describe_output(out)
-        with self._lock:
-            number = len(self.build) - 1
-            self.build[number] = _of_groups(build) if self._are_grouped else build
+        number = next(self._numbers)
+        self.build[number] = (
+            (lambda groups: build(chained(groups))) if self._are_grouped else build
+        )
         return arrays, number
 
     def tree(self, out: Any) -> Any:
@@ -79,10 +79,6 @@ class Outputs:
 
 class _Mark:
     """A placeholder for an array of an output."""
-
-
-def _of_groups(build: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda groups: build(chained(groups))
 
 
 class Specialization:
@@ -253,19 +249,6 @@ class _Expected(threading.local):
 expected = _Expected()
 
 
-def raise_explained(
-    error: BaseException, layout: Layout, leaves: list[Any]
-) -> NoReturn:
-    """Raises `error`, or the error that explains it by the names of the arguments."""
-    if not isinstance(error, Exception):  # such as a `KeyboardInterrupt`
-        note_losses(error, layout.named_leaves(leaves))
-        raise error
-    other = explained(error, layout, leaves)
-    if other is error:
-        raise error
-    raise other from None
-
-
 def traits_of(groups: Sequence[Any]) -> list[Any]:
     """Equal for calls that JAX runs by the same program."""
     return [tuple(map(_traits, group)) for group in groups]
@@ -279,15 +262,3 @@ def _traits(x: Any) -> Any:
     except AttributeError:  # an array of NumPy
         return x.shape, x.dtype
     return traits if stored is x else (x.dtype, *traits)
-
-
-def abstract(leaves: list[Any]) -> list[Any]:
-    """The leaves, with a `jax.ShapeDtypeStruct` in place of each known JAX array."""
-    return [_struct_of(x) if is_concrete(x) else x for x in leaves]
-
-
-def _struct_of(x: jax.Array) -> jax.ShapeDtypeStruct:
-    sharding = x.sharding if x.committed else None
-    return jax.ShapeDtypeStruct(
-        x.shape, x.dtype, sharding=sharding, weak_type=is_weak(x)
-    )

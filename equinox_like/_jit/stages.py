@@ -21,11 +21,11 @@ from .._core.difference import differences
 from .._core.sharding import default_device, platform_of
 from .._errors import DonationError, did_you_mean
 from .._tree.splitting import STATIC
-from .checks import wait_for
+from .checks import raise_explained, wait_for
 from .donating import Deletion
 from .donation import lower_silently, refuse_fatal, refuse_unused, unusable
 from .layout import Layout
-from .specialization import Specialization, raise_explained
+from .specialization import Specialization
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

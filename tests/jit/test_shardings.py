@@ -128,6 +128,13 @@ class TestInputs:
         for out in (f(model(), X), f(x=X, model=model()), f(model(), X, scale=2.0)):
             assert not is_split(out[0].weight) and is_split(out[1])
 
+    def test_tuple_is_also_for_what_comes_by_keyword_after_one_left_out(self, split):
+        f = eqx.filter_jit(
+            lambda a=None, b=None, *, c: (b, c), in_shardings=(None, split)
+        )
+        b, c = f(b=X, c=X)
+        assert is_split(b) and not is_split(c)
+
     def test_modules_of_shardings_are_prefixes(self, split, whole):
         spec = Model(split, whole, activation=None)
         out, _ = eqx.filter_jit(both, in_shardings=(spec, None))(model(), X)
