@@ -215,6 +215,7 @@ class MaxPool3d(_PoolNd, init=False):
 class _AvgPool(_PoolNd, init=False):
     _reduction = (0, jax.lax.add)
 
+    @computes(None, "nothing")
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
         """As for [`equinox_like.nn.Pool`][]; integers and bools are averaged to floats.
 

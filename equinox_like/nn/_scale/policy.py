@@ -18,7 +18,7 @@ from ..._tree.nodes import describe_node
 from ..._tree.partitioning import map_nodes
 from ..._typing import DTypeLike, PRNGKeyArray
 from .._base.arguments import check_layer, wrong_type
-from .._base.precision import cast, compute_dtype, floating, is_real
+from .._base.precision import cast, compute_dtype, computes, floating, is_real
 from .._base.state import State
 from .._base.stateful import StatefulLayer, is_stateful, takes_key
 
@@ -156,6 +156,7 @@ class _Casting(StatefulLayer, Generic[_Layer]):
         key: PRNGKeyArray | None = None,
     ) -> tuple[Any, State]: ...
 
+    @computes(None, "nothing")
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Casts, calls the layer, and casts what it returns."""
         if not takes_key(self.layer):
