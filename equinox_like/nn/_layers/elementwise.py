@@ -85,7 +85,7 @@ class Dropout(Module):
         # The type is `Any`, because within `tree_at` a field may hold anything.
         return self.inference
 
-    @computes(None, "nothing")
+    @computes(None)
     def __call__(
         self,
         x: _T,

@@ -40,7 +40,7 @@ class _Norm(Module):
         self, x: ArrayLike, state: _State, *, key: PRNGKeyArray | None = None
     ) -> tuple[Array, _State]: ...
 
-    @computes(None, "nothing")
+    @computes(None)
     def __call__(
         self, x: ArrayLike, state: Any = ABSENT, *, key: PRNGKeyArray | None = None
     ) -> Any:

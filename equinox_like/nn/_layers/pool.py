@@ -218,7 +218,7 @@ class MaxPool3d(_PoolNd, init=False):
 class _AvgPool(_PoolNd, init=False):
     _reduction = (0, jax.lax.add)
 
-    @computes(None, "nothing")
+    @computes(None)
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
         """As for [`equinox_like.nn.Pool`][]; integers and bools are averaged to floats.
 

@@ -197,7 +197,7 @@ class Lambda(Module, Generic[_Y]):
         check_function("Lambda", "fn", fn)
         self.fn = fn
 
-    @computes(None, "nothing")
+    @computes(None)
     def __call__(self, x: Any, *, key: PRNGKeyArray | None = None) -> _Y:
         """**Returns:** `fn(x)`. `key` is ignored."""
         return self.fn(x)

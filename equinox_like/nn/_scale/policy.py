@@ -157,7 +157,7 @@ class Mixed(StatefulLayer, Generic[_Layer]):
         key: PRNGKeyArray | None = None,
     ) -> tuple[Any, State]: ...
 
-    @computes(None, "nothing")
+    @computes(None)
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Casts, calls the layer, and casts what it returns."""
         if not takes_key(self.layer):
