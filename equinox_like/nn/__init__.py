@@ -28,7 +28,6 @@ from ._attention.masks import (
     combine_masks as combine_masks,
     padding_mask as padding_mask,
 )
-from ._base import stateful as _stateful
 from ._base.precision import (
     cast_to_precision as cast_to_precision,
     in_float32 as in_float32,
@@ -117,7 +116,6 @@ from ._sequence.scan_cell import scan_cell as scan_cell
 
 _publish(globals(), __name__)
 _describe_arguments(globals())
-_stateful.explain_calls(globals())
 
 # Type checkers that see this take every name for one of the module.
 if not _t.TYPE_CHECKING:

@@ -406,6 +406,7 @@ class Shared(Module, Generic[_Tree]):
         self.where = where
         self.get = get
 
+    @computes(None)
     def __call__(self) -> _Tree:
         """**Returns:** the whole tree."""
         return tree_at(self.where, self.pytree, replace=_asked(self.get, self.pytree))

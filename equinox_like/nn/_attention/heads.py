@@ -40,7 +40,8 @@ def projected(
         q, k, v = _processed(process_heads, q, k, v)
     if attention.rotary is not None:
         offset = 0 if cache is None else cache.length
-        q, k = (_rotated(attention.rotary, x, offset) for x in (q, k))
+        rotary = functools.partial(attention.rotary, offset=offset)
+        q, k = map(jax.vmap(rotary, in_axes=1, out_axes=1), (q, k))
     return q, k, v
 
 
@@ -57,11 +58,6 @@ def checked_rotary(layer: str, rotary: Any, size: int) -> Any:
         wanted = f"a layer for heads of size {size}"
         raise ValueError(refusal(layer, wanted, "rotary", given, fix))
     return rotary
-
-
-def _rotated(rotary: Any, heads: Array, offset: Any) -> Array:
-    rotate = functools.partial(rotary, offset=offset)
-    return jax.vmap(rotate, in_axes=1, out_axes=1)(heads)
 
 
 def _checked_inputs(

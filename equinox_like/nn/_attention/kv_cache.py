@@ -23,8 +23,9 @@ from ..._runtime.error_if import error_if
 from ..._typing import ArrayLike
 from .._base.arguments import as_size, wrong_type, wrong_value
 from .._base.inputs import jax_array
-from .._base.precision import saturated, unchanged
+from .._base.precision import saturated
 from .._base.sharding import parts, split_as
+from .._base.state import unchanged
 
 
 class KVCache(Module):

@@ -78,17 +78,14 @@ def draw(
         if jax.device_count() > 1 or jax.default_backend() != "cpu":
             return sample(key, shape, dtype, *args)
     elif size <= _MOST_ROUNDED and _draws_prefixes(key):
-        drawn = _draw_flat(sample, key, (_rounded_up(size),), dtype, *args)
+        number = max(_LEAST_ROUNDED, 2 ** (size - 1).bit_length())
+        drawn = _draw_flat(sample, key, (number,), dtype, *args)
         return jnp.array(np.asarray(drawn)[:size].reshape(shape))
     return _draw_flat(sample, key, shape, dtype, *args)
 
 
 _LEAST_ROUNDED: Final = 2**12  # fewer numbers take no less time
 _MOST_ROUNDED: Final = 2**20  # to draw more takes longer than to compile
-
-
-def _rounded_up(size: int) -> int:
-    return max(_LEAST_ROUNDED, 2 ** (size - 1).bit_length())
 
 
 def _draws_prefixes(key: Any) -> bool:

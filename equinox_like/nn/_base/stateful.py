@@ -6,10 +6,8 @@ call that does not fit the signature says what to write.
 
 import abc
 import enum
-import functools
 import types
 import weakref
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,6 @@ from ..._compat.batching import is_vmapped
 from ..._core.base import Transformed
 from ..._core.context import is_inference
 from ..._module import Frozen, Module
-from ..._module.module import leave_out_this_frame
 from ..._transforms.vmap import Vmapped
 from ..._tree import is_array
 from ..._tree.arrays import is_typed_key
@@ -63,30 +60,8 @@ class StatefulLayer(Module):
         return True
 
 
-def explain_calls(names: Mapping[str, Any]) -> None:
-    """Has the errors of wrong calls of the layers in `names` say what to write."""
-    layers = [x for x in names.values() if isinstance(x, type(Module))]
-    for cls in {base for layer in layers for base in layer.__mro__}:
-        if "__call__" in vars(cls) and ".nn." in cls.__module__:
-            cls.__call__ = _explained(cls.__call__)
-
-
-def _explained(call: Callable[..., Any]) -> Callable[..., Any]:
-    # With `self` among `args`, which takes half the time: 0.1 us for each call.
-    @functools.wraps(call)
-    def explained_call(*args, **kwargs):
-        try:
-            return call(*args, **kwargs)
-        except Exception as error:
-            leave_out_this_frame(error)
-            if isinstance(error, TypeError) and args:
-                _explain(error, args[0], args[1:], kwargs)
-            raise
-
-    return explained_call
-
-
-def _explain(error: TypeError, layer: Any, args: Any, kwargs: Any) -> None:
+def explain_wrong_call(error: TypeError, layer: Any, args: Any, kwargs: Any) -> None:
+    """Has the error of a call that does not fit the signature say what to write."""
     returned = "out, state = " if is_stateful(layer) else ""
     explain_call(error, layer, args, kwargs, f"{returned}layer({{}})")
     said = str(error)

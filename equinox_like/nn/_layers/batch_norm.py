@@ -224,7 +224,8 @@ class BatchNorm(StatefulLayer):
         check_state(self, state)
         for_inference = bool(at_inference(self, inference))
         x, layout = laid_out(self, x, mask, for_inference)
-        running = _running(self, state)
+        of_steps, of_averages = _indices(self)
+        running = _Running(state.get(of_steps), *state.get(of_averages))
         _check_running(running, x.shape[layout.channel_axis])
         stored = running.mean.dtype
         is_complex = jnp.issubdtype(stored, jnp.complexfloating)
@@ -263,7 +264,8 @@ class BatchNorm(StatefulLayer):
                 # A single number has no variance: the running averages are used and kept.
                 used = _where(batch.count > 1, used, _for_inference(self, running))
                 new = _where(batch.count > 1, new, running)
-            state = _stored(self, state, new, stored)
+            steps, *averages = new.astype(stored)
+            state = state.set(of_steps, steps).set(of_averages, tuple(averages))
         variance = layout.spread(used.variance, x) + jnp.asarray(self.eps, work)
         y = (x - layout.spread(used.mean, x)) / jnp.sqrt(variance)
         if self.channelwise_affine:
@@ -319,11 +321,6 @@ def _indices(norm: Any) -> tuple[StateIndex[Any], StateIndex[Any]]:
     return norm.batch_counter, norm.batch_state_index
 
 
-def _running(norm: BatchNorm, state: State) -> _Running:
-    of_steps, of_averages = _indices(norm)
-    return _Running(state.get(of_steps), *state.get(of_averages))
-
-
 def _check_running(running: _Running, channels: int) -> None:
     if running.mean.ndim != 1:
         raise ShapeError(
@@ -340,12 +337,6 @@ def _check_running(running: _Running, channels: int) -> None:
             "lambda a: a[keep] if a.ndim else a, state.substate(norm)))`, where `keep` "
             "are the channels that are left."
         )
-
-
-def _stored(norm: BatchNorm, state: State, new: _Running, dtype: Any) -> State:
-    of_steps, of_averages = _indices(norm)
-    steps, *averages = new.astype(dtype)
-    return state.set(of_steps, steps).set(of_averages, tuple(averages))
 
 
 def _for_inference(norm: BatchNorm, running: _Running) -> _Moments:

@@ -396,19 +396,13 @@ class Conv3d(_ConvNd, init=False):
 def _padded(conv: Conv, x: Array, kernel: Sequence[int]) -> tuple[Array, Any]:
     if conv.padding_mode == "ZEROS" or 0 in x.shape:
         return x, conv.padding
-    padding = _resolved_padding(conv, x.shape[1:], kernel)
+    padding = conv.padding
+    if isinstance(padding, str):
+        windows = dilated(conv, kernel)
+        padding = jax.lax.padtype_to_pads(x.shape[1:], windows, conv.stride, padding)
     added = [(max(low, 0), max(high, 0)) for low, high in padding]
     x = jnp.pad(x, [(0, 0), *added], PADDING_MODES[conv.padding_mode])
     return x, [(min(low, 0), min(high, 0)) for low, high in padding]
-
-
-def _resolved_padding(
-    conv: Conv, sizes: Sequence[int], kernel: Sequence[int]
-) -> Sequence[tuple[int, int]]:
-    if not isinstance(conv.padding, str):
-        return conv.padding
-    windows = dilated(conv, kernel)
-    return jax.lax.padtype_to_pads(sizes, windows, conv.stride, conv.padding)
 
 
 def dilated(conv: Any, kernel: Sequence[int]) -> list[int]:

@@ -15,7 +15,7 @@ from ..._warn import warn
 from .._base.arguments import as_axes, check_dtype
 from .._base.init import draw, key_named
 from .._base.inputs import as_array, jax_array
-from .._base.precision import accumulation_dtype, computes, in_float32, name_layer
+from .._base.precision import accumulation_dtype, computes, in_float32
 from .._base.sharding import like
 from .._base.stateful import at_inference
 
@@ -85,6 +85,7 @@ class Dropout(Module):
         # The type is `Any`, because within `tree_at` a field may hold anything.
         return self.inference
 
+    @computes(None)
     def __call__(
         self,
         x: _T,
@@ -123,12 +124,8 @@ class Dropout(Module):
                 "`eqx.nn.inference_mode(model)` instead of `model`."
             )
         # The scope starts after the warning above, so that this points at the caller.
-        try:
-            with jax.named_scope("eqx.nn.Dropout"):
-                return _drop(as_array(self, "x", x), self, key)
-        except Exception as error:
-            name_layer(error, Dropout.__call__, (self, x), {"key": key})
-            raise
+        with jax.named_scope("eqx.nn.Dropout"):
+            return _drop(as_array(self, "x", x), self, key)
 
     def is_active(self, inference: bool | None = None) -> bool:
         """Whether a call with this `inference` may drop anything."""

@@ -40,6 +40,7 @@ class _Norm(Module):
         self, x: ArrayLike, state: _State, *, key: PRNGKeyArray | None = None
     ) -> tuple[Array, _State]: ...
 
+    @computes(None)
     def __call__(
         self, x: ArrayLike, state: Any = ABSENT, *, key: PRNGKeyArray | None = None
     ) -> Any:
@@ -76,9 +77,26 @@ class _ElementwiseNorm(_Norm):
     weight: Array | None
     bias: Array | None
 
-    def _set_up(
-        self, shape: Any, eps: float, use_weight: bool, use_bias: bool, dtype: Any
-    ) -> None:
+    def __init__(
+        self,
+        shape: int | Sequence[int],
+        eps: float = 1e-5,
+        use_weight: bool = True,
+        use_bias: bool = True,
+        dtype: DTypeLike | None = None,
+    ):
+        """**Arguments:**
+
+        - `shape`: the shape of the input, `()` included; an int is a vector's.
+        - `eps`: added to the variance or mean square, so that nothing is divided by zero.
+        - `use_weight`, `use_bias`: whether to scale, and whether to shift.
+        - `dtype`: of weight and bias; by default float32, or float64 if `jax_enable_x64` is
+            on.
+
+        **Raises:**
+
+        `ValueError` for a negative size or `eps`, or a `dtype` of integers.
+        """
         dims: Any = (shape,) if np.ndim(shape) == 0 else shape
         self.shape = tuple(as_size(self, "shape", size) for size in dims)
         self.eps = as_eps(self, eps)
@@ -159,7 +177,7 @@ class LayerNorm(_ElementwiseNorm):
                 "LayerNorm's `elementwise_affine` was split in two: pass `use_weight` and "
                 "`use_bias` instead."
             )
-        self._set_up(shape, eps, use_weight, use_bias, dtype)
+        super().__init__(shape, eps, use_weight, use_bias, dtype)
 
     @computes("eqx.nn.LayerNorm")
     def _normalised(self, x: ArrayLike) -> Array:
@@ -170,7 +188,7 @@ class LayerNorm(_ElementwiseNorm):
         return self._computed(x, standardise)
 
 
-class RMSNorm(_ElementwiseNorm):
+class RMSNorm(_ElementwiseNorm, init=False):
     r"""Divides an array by its root mean square, then scales and shifts each element.
 
     The mean runs over the whole array. The weight and the bias start as ones and zeros.
@@ -191,28 +209,6 @@ class RMSNorm(_ElementwiseNorm):
         assert jnp.allclose((y**2).mean(axis=1), 1, atol=1e-4)
         ```
     """
-
-    def __init__(
-        self,
-        shape: int | Sequence[int],
-        eps: float = 1e-5,
-        use_weight: bool = True,
-        use_bias: bool = True,
-        dtype: DTypeLike | None = None,
-    ):
-        """**Arguments:**
-
-        - `shape`: the shape of the input, `()` included; an int is a vector's.
-        - `eps`: added to the mean square, so that nothing is divided by zero.
-        - `use_weight`, `use_bias`: whether to scale, and whether to shift.
-        - `dtype`: of weight and bias; by default float32, or float64 if `jax_enable_x64` is
-            on.
-
-        **Raises:**
-
-        `ValueError` for a negative size or `eps`, or a `dtype` of integers.
-        """
-        self._set_up(shape, eps, use_weight, use_bias, dtype)
 
     @computes("eqx.nn.RMSNorm")
     def _normalised(self, x: ArrayLike) -> Array:

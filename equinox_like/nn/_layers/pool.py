@@ -118,7 +118,10 @@ class Pool(Module):
         check_input(self, x, (None,) * (n + 1))
         _check_padding(self)
         x = jax_array(x)
-        sizes, padding = x.shape[1:], _resolved_padding(self, x.shape[1:])
+        sizes, padding = x.shape[1:], self.padding
+        if self.use_ceil:
+            axes = zip(sizes, self.kernel_size, self.stride, padding, strict=True)
+            padding = tuple(_up_to_last_window(*axis) for axis in axes)
         check_windows(self, x.shape, sizes, padding, self.kernel_size)
         return jax.lax.reduce_window(
             x,
@@ -215,6 +218,7 @@ class MaxPool3d(_PoolNd, init=False):
 class _AvgPool(_PoolNd, init=False):
     _reduction = (0, jax.lax.add)
 
+    @computes(None)
     def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
         """As for [`equinox_like.nn.Pool`][]; integers and bools are averaged to floats.
 
@@ -298,11 +302,6 @@ def _check_padding(pool: Pool) -> None:
                 f"{type(pool).__name__} takes a `padding` of at most the kernel size; got "
                 f"{pool.padding} for the kernel {pool.kernel_size}."
             )
-
-
-def _resolved_padding(pool: Pool, sizes: Sequence[int]) -> list[tuple[int, int]]:
-    axes = zip(sizes, pool.kernel_size, pool.stride, pool.padding, strict=True)
-    return [_up_to_last_window(*a) for a in axes] if pool.use_ceil else [*pool.padding]
 
 
 def _up_to_last_window(

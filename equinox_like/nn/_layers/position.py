@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
@@ -117,7 +118,11 @@ class RotaryPositionalEmbedding(Module):
         """
         check_input(self, x, (None, self.embedding_size))
         x = jax_array(x)
-        cos, sin = self._angles(row_positions(self, x.shape[0], offset, positions))
+        frequencies = self.frequencies
+        if frequencies is None:
+            frequencies = powers(self.embedding_size, self.theta)
+        places = row_positions(self, x.shape[0], offset, positions)
+        cos, sin = map(_unfused, cos_and_sin(frequencies, places, self.dtype))
         if self.interleaved:
             # Not -1, which is ambiguous if there are no rows.
             pairs = x.reshape(*x.shape[:-1], self.embedding_size // 2, 2)
@@ -138,13 +143,6 @@ class RotaryPositionalEmbedding(Module):
         else:
             out = jnp.concatenate(rotated, axis=-1)
         return out.astype(x.dtype)
-
-    def _angles(self, positions: Array) -> tuple[Array, Array]:
-        frequencies = self.frequencies
-        if frequencies is None:
-            frequencies = powers(self.embedding_size, self.theta)
-        cos, sin = cos_and_sin(frequencies, positions, self.dtype)
-        return _unfused(cos), _unfused(sin)
 
     @staticmethod
     def rotate_half(x: Array) -> Array:

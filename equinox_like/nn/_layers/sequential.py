@@ -16,7 +16,7 @@ from ..._tree.require import name_of_call
 from ..._typing import PRNGKeyArray
 from .._base.arguments import as_layers, check_function
 from .._base.init import split_key
-from .._base.precision import computes, name_layer
+from .._base.precision import computes
 from .._base.stateful import (
     ABSENT,
     StatefulLayer,
@@ -197,13 +197,10 @@ class Lambda(Module, Generic[_Y]):
         check_function("Lambda", "fn", fn)
         self.fn = fn
 
+    @computes(None)
     def __call__(self, x: Any, *, key: PRNGKeyArray | None = None) -> _Y:
         """**Returns:** `fn(x)`. `key` is ignored."""
-        try:
-            return self.fn(x)
-        except Exception as error:
-            name_layer(error, Lambda.__call__, (self, x), {})
-            raise
+        return self.fn(x)
 
 
 def _with_layers(sequential: Sequential, layers: tuple[Any, ...]) -> Sequential:

@@ -1,6 +1,5 @@
 """`Policy`, `mixed`, `precision`: dtypes of parameters, computation and outputs."""
 
-import abc
 import inspect
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar, overload
@@ -11,14 +10,14 @@ import jax.tree_util as jtu
 from ..._call_path import call_part
 from ..._core.context import Entering
 from ..._errors import did_you_mean
-from ..._module import AbstractVar, Frozen, Module, field
+from ..._module import Frozen, Module, field
 from ..._module.module import Function
 from ..._module.wrappers import check_forwards
 from ..._tree.nodes import describe_node
 from ..._tree.partitioning import map_nodes
 from ..._typing import DTypeLike, PRNGKeyArray
 from .._base.arguments import check_layer, wrong_type
-from .._base.precision import cast, compute_dtype, floating, is_real
+from .._base.precision import cast, compute_dtype, computes, floating, is_real
 from .._base.state import State
 from .._base.stateful import StatefulLayer, is_stateful, takes_key
 
@@ -128,27 +127,29 @@ class Policy(Module):
         return cast(tree, self.output_dtype)
 
 
-class _Casting(StatefulLayer, Generic[_Layer]):
-    """A layer that wraps another one, and has the attributes of the wrapped layer."""
+class Mixed(StatefulLayer, Generic[_Layer]):
+    """The result of [`equinox_like.nn.mixed`][]: a layer that is called by a policy.
 
-    layer: AbstractVar[_Layer]
+    Its fields are the arguments of `mixed`: `layer`, `policy` and `keep`. Methods of the
+    layer are called by the policy, too. What `init_cache` and `init_state` return has the
+    compute dtype. Other attributes are those of the layer: a part of the layer that is
+    called computes in its own dtype.
+    """
 
-    @abc.abstractmethod
-    def _run(
-        self, method: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Calls the layer, or a method of it, with casts before and after."""
+    layer: _Layer
+    policy: Policy = field(static=True)
+    keep: tuple[type, ...] = field(static=True)
 
     # Of a layer with overloads, such as `Sequential`, `_P` is that of the first one. With
     # a type variable in place of the last `Any`, mypy would infer `Never`.
     @overload
     def __call__(
-        self: "_Casting[Callable[_P, _Y]]", /, *args: _P.args, **kwargs: _P.kwargs
+        self: "Mixed[Callable[_P, _Y]]", /, *args: _P.args, **kwargs: _P.kwargs
     ) -> _Y: ...
 
     @overload
     def __call__(
-        self: "_Casting[Callable[[Any, State], tuple[Any, State]]]",
+        self: "Mixed[Callable[[Any, State], tuple[Any, State]]]",
         x: Any,
         state: State,
         /,
@@ -156,6 +157,7 @@ class _Casting(StatefulLayer, Generic[_Layer]):
         key: PRNGKeyArray | None = None,
     ) -> tuple[Any, State]: ...
 
+    @computes(None)
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Casts, calls the layer, and casts what it returns."""
         if not takes_key(self.layer):
@@ -171,44 +173,6 @@ class _Casting(StatefulLayer, Generic[_Layer]):
         layer = self.layer
         return _Method(self, name) if _is_method(layer, name) else getattr(layer, name)
 
-
-class _Method(Function):
-    """A method of a wrapped layer, called with the same casts as the layer."""
-
-    owner: _Casting
-    name: str = field(static=True)
-
-    _passes_calls_on_ = True
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self.owner._run(self.name, args, kwargs)
-
-
-def _is_method(layer: Any, name: str) -> bool:
-    """Whether `name` is a method that is bound to the instance and its parameters."""
-    while isinstance(layer, _Casting | Frozen):
-        layer = layer.value if isinstance(layer, Frozen) else layer.layer
-    if name in getattr(layer, "__dict__", ()) or name in _OF_STRUCTURE:
-        return False
-    found = inspect.getattr_static(type(layer), name, None)
-    if isinstance(found, staticmethod | classmethod | type):
-        return False
-    return callable(getattr(type(layer), name, None))
-
-
-class Mixed(_Casting[_Layer]):
-    """The result of [`equinox_like.nn.mixed`][]: a layer that is called by a policy.
-
-    Its fields are the arguments of `mixed`: `layer`, `policy` and `keep`. Methods of the
-    layer are called by the policy, too. What `init_cache` and `init_state` return has the
-    compute dtype. Other attributes are those of the layer: a part of the layer that is
-    called computes in its own dtype.
-    """
-
-    layer: _Layer
-    policy: Policy = field(static=True)
-    keep: tuple[type, ...] = field(static=True)
-
     def _run(
         self, method: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
@@ -222,20 +186,40 @@ class Mixed(_Casting[_Layer]):
         return out if method in _STARTS else self.policy.cast_output(out)
 
 
-class _Kept(_Casting):
+class _Kept(Mixed[Any]):
     """A layer that keeps its own dtype, within layers that compute in another one."""
-
-    layer: Any
-    own_dtype: Any = field(static=True)
-    outer_dtype: Any = field(static=True)
 
     def _run(
         self, method: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        args, kwargs = cast((args, kwargs), self.own_dtype)
+        args, kwargs = self.policy.cast_compute((args, kwargs))
         run = self.layer if method is None else getattr(self.layer, method)
         out = call_part(self, (), self.layer, run, *args, **kwargs)
-        return cast(out, self.outer_dtype)
+        return self.policy.cast_output(out)
+
+
+class _Method(Function):
+    """A method of a wrapped layer, called with the same casts as the layer."""
+
+    owner: Mixed
+    name: str = field(static=True)
+
+    _passes_calls_on_ = True
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self.owner._run(self.name, args, kwargs)
+
+
+def _is_method(layer: Any, name: str) -> bool:
+    """Whether `name` is a method that is bound to the instance and its parameters."""
+    while isinstance(layer, Mixed | Frozen):
+        layer = layer.value if isinstance(layer, Frozen) else layer.layer
+    if name in getattr(layer, "__dict__", ()) or name in _OF_STRUCTURE:
+        return False
+    found = inspect.getattr_static(type(layer), name, None)
+    if isinstance(found, staticmethod | classmethod | type):
+        return False
+    return callable(getattr(type(layer), name, None))
 
 
 def mixed(layer: _Layer, policy: Policy | str, *, keep: Any = ()) -> Mixed[_Layer]:
@@ -349,6 +333,6 @@ def _with_kept(layer: Any, dtype: Any, keep: tuple[type, ...]) -> Any:
         if not callable(node):
             return node
         own = next((x.dtype for x in jax.tree.leaves(node) if is_real(x)), None)
-        return _Kept(node, own, dtype)
+        return _Kept(node, Policy(None, own, dtype), ())
 
     return map_nodes(each, layer, lambda node: isinstance(node, keep))

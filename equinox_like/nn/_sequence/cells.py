@@ -30,14 +30,35 @@ class _Cell(Module):
 
     _gates: ClassVar[int]
 
-    def _set_up(
-        self, sizes: tuple[int, int], use_bias: bool, dtype: Any, key: Any, *inits: Any
-    ) -> None:
-        self.input_size = as_size(self, "input_size", sizes[0])
-        self.hidden_size = size = as_divisor(self, "hidden_size", sizes[1])
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        use_bias: bool = True,
+        dtype: DTypeLike | None = None,
+        *,
+        key: PRNGKeyArray,
+        weight_init: Init | None = None,
+        bias_init: Init | None = None,
+    ):
+        """**Arguments:**
+
+        - `input_size`, `hidden_size`: the sizes of the input and of the hidden state.
+        - `use_bias`: whether there are biases.
+        - `dtype`: of the parameters; by default float32, or float64 if `jax_enable_x64` is
+            on.
+        - `key`: a PRNG key for parameter initialisation.
+        - `weight_init`, `bias_init`: as for [`equinox_like.nn.Linear`][]. Each gate is
+            drawn separately, with the shape `(in, out)`.
+
+        **Raises:**
+
+        `ValueError` if a size is negative, `ZeroDivisionError` if `hidden_size` is 0.
+        """
+        self.input_size = as_size(self, "input_size", input_size)
+        self.hidden_size = size = as_divisor(self, "hidden_size", hidden_size)
         self.use_bias = use_bias
         rows = self._gates * size
-        weight_init, bias_init = inits
         parameters: dict[str, Any] = {
             "weight_ih": (weight_init, (rows, self.input_size)),
             "weight_hh": (weight_init, (rows, size)),
@@ -62,7 +83,7 @@ class _Cell(Module):
         return jnp.zeros(getattr(weight, "shape", (self.hidden_size,))[-1:], dtype)
 
 
-class GRUCell(_Cell):
+class GRUCell(_Cell, init=False):
     r"""One step of a gated recurrent unit.
 
     $$r = \sigma(W_r x + U_r h + b_r), \qquad z = \sigma(W_z x + U_z h + b_z),$$
@@ -92,34 +113,6 @@ class GRUCell(_Cell):
     bias_n: Array | None
 
     _gates = 3
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        use_bias: bool = True,
-        dtype: DTypeLike | None = None,
-        *,
-        key: PRNGKeyArray,
-        weight_init: Init | None = None,
-        bias_init: Init | None = None,
-    ):
-        """**Arguments:**
-
-        - `input_size`, `hidden_size`: the sizes of the input and of the hidden state.
-        - `use_bias`: whether there are biases.
-        - `dtype`: of the parameters; by default float32, or float64 if `jax_enable_x64` is
-            on.
-        - `key`: a PRNG key for parameter initialisation.
-        - `weight_init`, `bias_init`: as for [`equinox_like.nn.Linear`][]. Each gate is
-            drawn separately, with the shape `(in, out)`.
-
-        **Raises:**
-
-        `ValueError` if a size is negative, `ZeroDivisionError` if `hidden_size` is 0.
-        """
-        sizes, inits = (input_size, hidden_size), (weight_init, bias_init)
-        self._set_up(sizes, use_bias, dtype, key, *inits)
 
     @computes("eqx.nn.GRUCell")
     def __call__(
@@ -160,7 +153,7 @@ class GRUCell(_Cell):
         return self._zeros(dtype)
 
 
-class LSTMCell(_Cell):
+class LSTMCell(_Cell, init=False):
     r"""One step of a long short-term memory.
 
     $$i, f, o = \sigma(W_{i, f, o}\, x + U_{i, f, o}\, h + b_{i, f, o}), \qquad
@@ -190,34 +183,6 @@ class LSTMCell(_Cell):
     """
 
     _gates = 4
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        use_bias: bool = True,
-        dtype: DTypeLike | None = None,
-        *,
-        key: PRNGKeyArray,
-        weight_init: Init | None = None,
-        bias_init: Init | None = None,
-    ):
-        """**Arguments:**
-
-        - `input_size`, `hidden_size`: the sizes of the input and of the hidden state.
-        - `use_bias`: whether there are biases.
-        - `dtype`: of the parameters; by default float32, or float64 if `jax_enable_x64` is
-            on.
-        - `key`: a PRNG key for parameter initialisation.
-        - `weight_init`, `bias_init`: as for [`equinox_like.nn.Linear`][]. Each gate is
-            drawn separately, with the shape `(in, out)`.
-
-        **Raises:**
-
-        `ValueError` if a size is negative, `ZeroDivisionError` if `hidden_size` is 0.
-        """
-        sizes, inits = (input_size, hidden_size), (weight_init, bias_init)
-        self._set_up(sizes, use_bias, dtype, key, *inits)
 
     @computes("eqx.nn.LSTMCell")
     def __call__(
