@@ -99,8 +99,8 @@ Tangents = dict[int, Any]
 def identity(
     name: str,
     *,
-    jvp: Callable[..., tuple[Sequence[Any], Tangents]],
-    transpose: Callable[..., Tangents],
+    jvp: Callable[..., tuple[Sequence[Any], Tangents]] | None = None,
+    transpose: Callable[..., Tangents] = lambda cotangents, **params: cotangents,
     batch: Callable[..., tuple[Sequence[Any], Sequence[Any]]],
     on_stage: Callable[..., None] = lambda stage, **params: None,
 ) -> Any:
@@ -109,9 +109,9 @@ def identity(
     All of these get the static parameters of the primitive as keyword arguments.
 
     - `jvp(primals, tangents)` returns the outputs and their tangents. It is called only if
-        some tangent is not a symbolic zero.
-    - `transpose(cotangents)` returns the cotangents of the inputs. It is called only if
-        some cotangent is not a symbolic zero.
+        some tangent is not a symbolic zero. By default tangents pass unchanged.
+    - `transpose(cotangents)` returns the cotangents of the inputs, by default the same. It
+        is called only if some cotangent is not a symbolic zero.
     - `batch(arrays, axes)` returns the outputs and their axes, with `None` for an array
         that has no batch axis.
     - `on_stage(stage)` is called when the primitive is evaluated (`"impl"`), abstractly
@@ -132,6 +132,8 @@ def identity(
         return list(values)
 
     def differentiate(primals: Any, tangents: Any, **params: Any) -> Any:
+        if jvp is None:
+            return primitive.bind(*primals, **params), tangents
         out, out_tangents = jvp(primals, _nonzero(tangents), **params)
         return out, _with_zeros(out_tangents, tangents)
 

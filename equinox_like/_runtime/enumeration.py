@@ -109,7 +109,8 @@ class EnumerationMeta(_BaseMeta):
         _refuse_bad_bodies(name, bases, own)
         messages = _merge_messages(name, bases, own)
         rest = {key: x for key, x in namespace.items() if key not in own}
-        rest.setdefault("__doc__", _docstring(messages))
+        items = "".join(f"\n- `{name}`: {text}" for name, text in messages.items())
+        rest.setdefault("__doc__", f"An enumeration with these items:\n{items}\n")
         cls = new(mcs, name, bases, rest | {"__messages__": messages}, **kwargs)
         for i, item_name in enumerate(messages):
             index = np.asarray(i, np.int32)
@@ -350,11 +351,6 @@ def _merge_messages(name: str, bases: Any, own: dict[str, str]) -> dict[str, str
                 )
                 merged[item_name] = message
     return merged
-
-
-def _docstring(messages: dict[str, str]) -> str:
-    items = "".join(f"\n- `{name}`: {text}" for name, text in messages.items())
-    return f"An enumeration with these items:\n{items}\n"
 
 
 def _refuse_others(cls: type, function: str, *items: Any) -> None:

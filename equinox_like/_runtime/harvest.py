@@ -84,15 +84,7 @@ def _batch(
     return out, [None if axis is None else 0 for axis in axes]
 
 
-mark_p: Final[Any] = identity(
-    "mark",
-    jvp=lambda primals, tangents, **params: (
-        mark_p.bind(*primals, **params),
-        tangents,
-    ),
-    transpose=lambda cotangents, **_: cotangents,
-    batch=_batch,
-)
+mark_p: Final[Any] = identity("mark", batch=_batch)
 
 
 def harvest(

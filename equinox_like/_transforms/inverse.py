@@ -133,8 +133,9 @@ def _inline(
 
     for equation in jaxpr.eqns:
         given = [read(atom) for atom in equation.invars]
-        inner = _called(equation)
-        if inner is not None:
+        name, params = name_and_params(equation)
+        if name in _CALLS:
+            inner = params[_CALLS[name]]
             consts = [_Literal(value) for value in getattr(inner, "consts", ())]
             inner = getattr(inner, "jaxpr", inner)
             outs = _inline(inner, consts + given, new, equations, slices)
@@ -156,13 +157,7 @@ def _slice_key(equation: Any, ins: list[Any]) -> Any:
     return ins[0], *(params[k] for k in ("start_indices", "limit_indices", "strides"))
 
 
-def _called(equation: Any) -> Any:
-    """The jaxpr that an equation calls once on the equation's inputs, or `None`."""
-    name, params = name_and_params(equation)
-    return params[_CALLS[name]] if name in _CALLS else None
-
-
-# The names of the parameters that hold these jaxprs.
+# The primitives that call a jaxpr once on their inputs, and the parameter that holds it.
 _CALLS: Final = {
     "jit": "jaxpr",
     "closed_call": "call_jaxpr",

@@ -186,7 +186,10 @@ class Pmapped(Transformed[..., Any]):
                     "or `jax.lax.pmean`, or give it an axis."
                 )
         specs = [
-            _spec(x, axis, axis_name) for x, axis in zip(data, of_data, strict=True)
+            PartitionSpec()
+            if axis is None
+            else PartitionSpec(*[None] * (axis % x.ndim), axis_name)
+            for x, axis in zip(data, of_data, strict=True)
         ]
         with_rows, without = jax.shard_map(
             flat,
@@ -249,12 +252,6 @@ def _refuse_other_meshes(
                 "mesh, one with explicit axes. Take it off that mesh with "
                 "`jax.device_get`."
             )
-
-
-def _spec(x: Any, axis: int | None, axis_name: Any) -> PartitionSpec:
-    if axis is None:
-        return PartitionSpec()
-    return PartitionSpec(*[None] * (axis % x.ndim), axis_name)
 
 
 def _may_return_once(out_axes: Any) -> bool:
