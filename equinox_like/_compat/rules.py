@@ -101,7 +101,7 @@ def identity(
     *,
     jvp: Callable[..., tuple[Sequence[Any], Tangents]] | None = None,
     transpose: Callable[..., Tangents] = lambda cotangents, **params: cotangents,
-    batch: Callable[..., tuple[Sequence[Any], Sequence[Any]]],
+    batch: Callable[..., tuple[Sequence[Any], Sequence[Any]]] | None = None,
     on_stage: Callable[..., None] = lambda stage, **params: None,
 ) -> Any:
     """A primitive that takes any number of arrays and returns them.
@@ -113,7 +113,7 @@ def identity(
     - `transpose(cotangents)` returns the cotangents of the inputs, by default the same. It
         is called only if some cotangent is not a symbolic zero.
     - `batch(arrays, axes)` returns the outputs and their axes, with `None` for an array
-        that has no batch axis.
+        that has no batch axis; by default the axes stay where they are.
     - `on_stage(stage)` is called when the primitive is evaluated (`"impl"`), abstractly
         evaluated (`"abstract"`) or lowered (`"mlir"`).
     """
@@ -145,11 +145,14 @@ def identity(
             for x, i in zip(_with_zeros(found, cotangents), inputs, strict=True)
         ]
 
+    def batch_unchanged(arrays: Any, axes: Any, **params: Any) -> Any:
+        return primitive.bind(*arrays, **params), axes
+
     primitive.def_impl(evaluate)
     primitive.def_abstract_eval(evaluate_abstractly)
     jvp_rules[primitive] = differentiate
     transposition_rules[primitive] = go_back
-    batching_rules[primitive] = batch
+    batching_rules[primitive] = batch or batch_unchanged
     mlir.register_lowering(primitive, lower, cacheable=False)
     finalisations[primitive] = lambda *arrays, **_: list(arrays)
     return primitive

@@ -305,10 +305,6 @@ nondifferentiable_backward_p = identity(
     "nondifferentiable_backward",
     jvp=_jvp_of_forward,
     transpose=_refuse_cotangents,
-    batch=lambda arrays, axes, **params: (
-        nondifferentiable_backward_p.bind(*arrays, **params),
-        axes,
-    ),
 )
 """The primitive of [`equinox_like.internal.nondifferentiable_backward`][]."""
 

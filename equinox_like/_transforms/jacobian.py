@@ -200,9 +200,11 @@ class Jacobian(Transformed[_P, _T], Generic[_P, _T]):
             constants = [None if is_inexact_array_like(x) else x for x in leaves]
             return moving or [jnp.zeros(())], pack((treedef, aux, constants))
 
-        # JAX's functions fail for an empty list of inputs.
-        transformation = step if data else _no_columns
-        rows, packed = transformation(flat, has_aux=True, **jackwargs)(data)
+        if data:
+            rows, packed = step(flat, has_aux=True, **jackwargs)(data)
+        else:  # JAX's functions fail for an empty list of inputs
+            moving, packed = flat(data)
+            rows = [[] for _ in moving]
         treedef, aux, constants = unpack(packed)
         found = iter(rows)
         leaves = [next(found) if x is None else _zeros(data, x) for x in constants]
@@ -217,11 +219,3 @@ def _zeros(data: list[Any], out: Any) -> list[Any]:
     return [
         jnp.zeros((*jnp.shape(out), *jnp.shape(x)), jnp.result_type(out)) for x in data
     ]
-
-
-def _no_columns(flat: Any, **kwargs: Any) -> Any:
-    def call(data):
-        leaves, packed = flat(data)
-        return [[] for _ in leaves], packed
-
-    return call
