@@ -228,7 +228,6 @@ def _length(value: Any, name: str, axis: int) -> tuple[str, int]:
     ]
     if not arrays:
         raise ValueError(f"`{name}` is to be padded, but holds no array.")
-    first, length = arrays[0][0], -1
     for path, x in arrays:
         if axis >= x.ndim:
             raise ValueError(
@@ -236,13 +235,14 @@ def _length(value: Any, name: str, axis: int) -> tuple[str, int]:
             )
         if isinstance(x, np.ma.MaskedArray):
             raise ValueError(f"`{path}` is a masked array: pass `{path}.filled()`.")
-        if path == first:
-            length = x.shape[axis]
-        if x.shape[axis] != length:
+    (first, x), *others = arrays
+    length = x.shape[axis]
+    for path, y in others:
+        if y.shape[axis] != length:
             raise ValueError(
                 f"`{name}` is padded along axis {axis}, so its arrays must have equal "
                 f"lengths there; but `{first}` has length {length}, and `{path}` has "
-                f"{x.shape[axis]}."
+                f"{y.shape[axis]}."
             )
     return first, length
 
