@@ -323,7 +323,6 @@ SIGNALS = {
     "NoText",  # nothing, or `ValueError`: "cannot compare"
     "RecordMismatch",  # `LeafError`
     "UnexpectedTrace",  # nothing: the function is traced
-    "UnreachableError",  # `RuntimeError`: "`capture` cannot return"
     "_NoDescriptionError",  # itself, which is a `LeafError` and a `ValueError`
     "_Batched",  # `ValueError`, which names the unmapped output
     "_Unfit",  # `ValueError`, with all misfits of a state dict

@@ -350,6 +350,11 @@ def while_loop(**options):
             "`key in axes['x']` must be an integer; got '0'",
         ),
         (
+            lambda: eqx.bucketed(padded, {"x": {-1: [4]}}),
+            ValueError,
+            "`key in axes['x']` must be at least 0; got -1",
+        ),
+        (
             lambda: eqx.bucketed(padded, {"x": {0: str}})(X),
             TypeError,
             "`axes['x'][0](...)` must be an integer; got '3'",

@@ -99,9 +99,9 @@ Tangents = dict[int, Any]
 def identity(
     name: str,
     *,
-    jvp: Callable[..., tuple[Sequence[Any], Tangents]],
-    transpose: Callable[..., Tangents],
-    batch: Callable[..., tuple[Sequence[Any], Sequence[Any]]],
+    jvp: Callable[..., tuple[Sequence[Any], Tangents]] | None = None,
+    transpose: Callable[..., Tangents] = lambda cotangents, **params: cotangents,
+    batch: Callable[..., tuple[Sequence[Any], Sequence[Any]]] | None = None,
     on_stage: Callable[..., None] = lambda stage, **params: None,
 ) -> Any:
     """A primitive that takes any number of arrays and returns them.
@@ -109,11 +109,11 @@ def identity(
     All of these get the static parameters of the primitive as keyword arguments.
 
     - `jvp(primals, tangents)` returns the outputs and their tangents. It is called only if
-        some tangent is not a symbolic zero.
-    - `transpose(cotangents)` returns the cotangents of the inputs. It is called only if
-        some cotangent is not a symbolic zero.
+        some tangent is not a symbolic zero. By default tangents pass unchanged.
+    - `transpose(cotangents)` returns the cotangents of the inputs, by default the same. It
+        is called only if some cotangent is not a symbolic zero.
     - `batch(arrays, axes)` returns the outputs and their axes, with `None` for an array
-        that has no batch axis.
+        that has no batch axis; by default the axes stay where they are.
     - `on_stage(stage)` is called when the primitive is evaluated (`"impl"`), abstractly
         evaluated (`"abstract"`) or lowered (`"mlir"`).
     """
@@ -132,6 +132,8 @@ def identity(
         return list(values)
 
     def differentiate(primals: Any, tangents: Any, **params: Any) -> Any:
+        if jvp is None:
+            return primitive.bind(*primals, **params), tangents
         out, out_tangents = jvp(primals, _nonzero(tangents), **params)
         return out, _with_zeros(out_tangents, tangents)
 
@@ -143,11 +145,14 @@ def identity(
             for x, i in zip(_with_zeros(found, cotangents), inputs, strict=True)
         ]
 
+    def batch_unchanged(arrays: Any, axes: Any, **params: Any) -> Any:
+        return primitive.bind(*arrays, **params), axes
+
     primitive.def_impl(evaluate)
     primitive.def_abstract_eval(evaluate_abstractly)
     jvp_rules[primitive] = differentiate
     transposition_rules[primitive] = go_back
-    batching_rules[primitive] = batch
+    batching_rules[primitive] = batch or batch_unchanged
     mlir.register_lowering(primitive, lower, cacheable=False)
     finalisations[primitive] = lambda *arrays, **_: list(arrays)
     return primitive

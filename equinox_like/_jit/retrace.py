@@ -236,8 +236,6 @@ class Storm:
 
     def __init__(self) -> None:
         self.is_watched = WARNS_OF_RETRACES
-        # Parameters that `bucketed` pads: each shape of them is compiled once.
-        self.padded: set[str] = set()
         self._values: dict[str, set[int]] = {}
         self._lock = threading.Lock()
 
@@ -261,8 +259,7 @@ class Storm:
         """How many values this place has had."""
         place = difference.path
         full = len(self._values) >= _COUNTED and place not in self._values
-        is_padded = place.partition("[")[0].partition(".")[0] in self.padded
-        if not difference.limit or full or is_padded:
+        if not difference.limit or full:
             return 0
         values = self._values.setdefault(place, set())
         is_shown = difference.before != difference.after

@@ -136,10 +136,6 @@ def _set(pred, x, value, *arrays, place):
     return [place.write(x, select_if_vmap(pred, value, old), *arrays)]
 
 
-def _set_types(pred, x, value, *arrays, place):
-    return [x]
-
-
 def _set_jvp(primals, tangents, *, place):
     pred, _, _, *arrays = primals
     _, dx, dvalue, *_ = tangents
@@ -270,7 +266,11 @@ class _AtIndex:
 
     def set(self, value: Any, *, pred: Any = True, **kwargs: Any) -> Buffer:
         place, arrays = Place.of(self._index, kwargs)
-        _check_pred(pred)
+        if not is_boolean_scalar(pred):
+            raise ValueError(
+                "The `pred` of a write to a buffer must be a boolean scalar; got "
+                f"{describe_node(pred)}."
+            )
         return self._buffer._write(place, arrays, value, pred, None)
 
 
@@ -317,14 +317,6 @@ def buffer_at_set(
     place, arrays = Place.of(item, kwargs)
     value = _as_written(buffer, place, arrays, x, pred)
     return place.write(buffer, value, *arrays)
-
-
-def _check_pred(pred: Any) -> None:
-    if not is_boolean_scalar(pred):
-        raise ValueError(
-            "The `pred` of a write to a buffer must be a boolean scalar; got "
-            f"{describe_node(pred)}."
-        )
 
 
 def _as_written(

@@ -174,18 +174,17 @@ def arrays_of(tree: Any, name: str) -> Any:
 
     `TypeError` for any other leaf, naming its path, which starts with `name`.
     """
-    return jtu.tree_map_with_path(
-        lambda path, x: _as_array(x, path_str(path, name)), tree
-    )
 
+    def as_array(path, x):
+        if is_array(x) or is_number(x):
+            return jnp.asarray(x)
+        raise TypeError(
+            f"`{path_str(path, name)}` is {describe_node(x)}: the carry of this loop must "
+            "hold only arrays and numbers. `filter_while_loop` and `filter_scan` take any "
+            "tree."
+        )
 
-def _as_array(x: Any, path: str) -> Any:
-    if is_array(x) or is_number(x):
-        return jnp.asarray(x)
-    raise TypeError(
-        f"`{path}` is {describe_node(x)}: the carry of this loop must hold only arrays "
-        "and numbers. `filter_while_loop` and `filter_scan` take any tree."
-    )
+    return jtu.tree_map_with_path(as_array, tree)
 
 
 class BufferCarry:

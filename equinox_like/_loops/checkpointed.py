@@ -265,7 +265,7 @@ def spread_forward(
 
     `of_consts` and `of_state` are the masks of those that have one before.
     """
-    can_be = [_is_inexact(x) for x in state]
+    can_be = [jnp.issubdtype(jax.typeof(x).dtype, jnp.inexact) for x in state]
     perturbed = list(of_state)
     while perturbed != can_be:
         after = _tangents_of_step(step, consts, state, of_consts, perturbed)
@@ -294,10 +294,6 @@ def spread_backward(
         if merged == wanted:
             return consts_hit, wanted
         wanted = merged
-
-
-def _is_inexact(x: Any) -> bool:
-    return jnp.issubdtype(jax.typeof(x).dtype, jnp.inexact)
 
 
 def _tangents_of_step(

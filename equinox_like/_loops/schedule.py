@@ -157,7 +157,21 @@ class Online:
         return Progress(zeros, before, zeros, length, anchor=length)
 
     def save(self, progress: Any, step: Any) -> tuple[Progress | None, Any, Any]:
-        """The new progress, the slot for this step, and whether the step is saved."""
+        """The new progress, the slot for this step, and whether the step is saved.
+
+        For example, the steps in the slots with three checkpoints:
+
+        - 0, 1 and 2 fill the free slots: `0 1 2`. Step 3 ends the round, and is not saved.
+        - 4 is the anchor of the next round. It takes the slot of the last saved step, 2:
+            `0 1 4`. The `top` is now step 1, the first that the previous round saved.
+        - 5 takes the slot of the `top`: `0 5 4`. Step 6 ends the round.
+        - 7 is an anchor, and takes the slot of 5: `0 7 4`. Step 8 ends the last round.
+        - 9 is placed by levels, all of which are 0. No step is two levels below a later
+            one, so it takes the slot of the last, 7, and its level is 1: `0 9 4`. So does
+            10, and its level is 2: `0 10 4`.
+        - 11 takes the slot of 4, whose level of 0 is two below that of 10. The level of 11
+            is 0: `0 10 11`.
+        """
         if progress is None:
             return None, step, True
         steps, before, levels, length, anchor, last, top, below = progress

@@ -21,6 +21,7 @@ from .._compat.jaxpr import eval_jaxpr, without_constants
 from .._compat.rules import (
     Zero,
     batching_rules,
+    identity,
     instantiate,
     is_undefined_primal,
     jvp_rules,
@@ -30,7 +31,6 @@ from .._compat.rules import (
 )
 from .._runtime.finalise import register_impl_finalisation
 from .._runtime.unvmap import unvmap_any_p
-from .._runtime.vprim import create_vprim
 from .._tree.arrays import is_weak, reusable
 from .._tree.filters import is_array, is_array_like
 
@@ -313,25 +313,20 @@ register_impl_finalisation(select_if_vmap_p)
 
 def one_way(x: Any, reason: str) -> Any:
     """`x`. Reverse mode raises a `ValueError` with the reason and the type of `x`."""
-    (x,) = _one_way_p.bind(x, reason=reason)
+    (x,) = _one_way_p.bind(x, reason=reason.format(jax.typeof(x)))
     return x
 
 
-def _refuse(cotangents, x, *, reason):
-    raise ValueError(reason.format(x.aval))
+def _push_on(primals, tangents, *, reason):
+    (tangent,) = _one_way_p.bind(*tangents.values(), reason=reason)
+    return _one_way_p.bind(*primals, reason=reason), {0: tangent}
 
 
-_one_way_p: Any = create_vprim(
-    "one_way",
-    lambda x, reason: [x],
-    lambda x, reason: [x],
-    lambda primals, tangents, reason: (
-        _one_way_p.bind(*primals, reason=reason),
-        _one_way_p.bind(*tangents, reason=reason),
-    ),
-    _refuse,
-)
-register_impl_finalisation(_one_way_p)
+def _refuse(cotangents, *, reason):
+    raise ValueError(reason)
+
+
+_one_way_p: Any = identity("one_way", jvp=_push_on, transpose=_refuse)
 
 
 def take(values: Sequence[Any], mask: Mask) -> list[Any]:

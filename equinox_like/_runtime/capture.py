@@ -26,7 +26,6 @@ from .harvest import (
     Mark,
     Replace,
     See,
-    UnreachableError,
     harvest,
     map_modules,
     marked,
@@ -231,11 +230,8 @@ class Captured(Around, Generic[_P, _T]):
             )
 
         model = map_modules(self.model, mark)
-        try:
-            with _depth(depth):
-                out, found = harvest(_call, is_wanted, model, args, kwargs)
-        except UnreachableError as error:
-            raise _unreachable(error) from None
+        with _depth(depth):
+            out, found = harvest(_call, is_wanted, model, args, kwargs)
         values = _by_path(found)
         self._check(chosen, found, values)
         return out, values
@@ -349,23 +345,6 @@ def _by_path(found: Iterable[Found]) -> dict[str, Any]:
         path: values[0] if len(values) == 1 else tuple(values)
         for path, values in groups.items()
     }
-
-
-def _unreachable(error: UnreachableError) -> RuntimeError:
-    path = error.mark.path or "<root>"
-    place = (
-        f"`capture` cannot return `{path}`: it is computed within `{error.primitive}`"
-    )
-    if error.primitive not in ("cond", "while"):
-        return RuntimeError(
-            f"{place}, which `capture` does not support. Leave it out of `where`."
-        )
-    return RuntimeError(
-        f"{place}, where only running the program shows whether, and how often, a "
-        "value is computed. Leave it out of `where`; or use `jax.numpy.where` in place "
-        "of `jax.lax.cond`, `jax.lax.scan` in place of `jax.lax.while_loop`, and "
-        "`checkpoint=True` in place of other checkpoints of `filter_scan`."
-    )
 
 
 def _nothing(function: str, part: Any, model: Any, names: Sequence[str]) -> ValueError:

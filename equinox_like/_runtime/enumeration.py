@@ -109,7 +109,8 @@ class EnumerationMeta(_BaseMeta):
         _refuse_bad_bodies(name, bases, own)
         messages = _merge_messages(name, bases, own)
         rest = {key: x for key, x in namespace.items() if key not in own}
-        rest.setdefault("__doc__", _docstring(messages))
+        items = "".join(f"\n- `{name}`: {text}" for name, text in messages.items())
+        rest.setdefault("__doc__", f"An enumeration with these items:\n{items}\n")
         cls = new(mcs, name, bases, rest | {"__messages__": messages}, **kwargs)
         for i, item_name in enumerate(messages):
             index = np.asarray(i, np.int32)
@@ -131,7 +132,7 @@ class EnumerationMeta(_BaseMeta):
 
     def __setattr__(cls, name: str, value: Any) -> None:
         # cloudpickle makes a class without items, and then sets each attribute.
-        if name in cls.__messages__ and not _is_item(cls, name, value):
+        if name in cls.__messages__ and vars(cls).get(name, value) is not value:
             raise AttributeError(
                 f"The item `{name}` of {_name(cls)} cannot be changed."
             )
@@ -248,7 +249,7 @@ class Enumeration(_Base, metaclass=EnumerationMeta):
         index = item._index
         own = list(cls.__messages__)  # pyright: ignore[reportAttributeAccessIssue]
         offsets = np.asarray([own.index(x) for x in parent.__messages__], np.int32)
-        if _is_one_known(index):
+        if not isinstance(index, Tracer) and index.ndim == 0:
             return vars(cls)[own[offsets[int(index)]]]
         promoted: Any = EnumerationItem(
             _at_compile_time(lambda i: jnp.asarray(offsets)[i], index), cls
@@ -297,24 +298,10 @@ def _at_compile_time(function: Callable[..., Any], *xs: Any) -> Any:
         return function(*xs)
 
 
-def _is_one_known(index: Any) -> bool:
-    return is_array(index) and not isinstance(index, Tracer) and index.ndim == 0
-
-
 def _own_item(cls: Any, name: str, index: Any) -> EnumerationItem:
     """The item of this name; a new one while cloudpickle has not yet given `cls` its
     items."""
     return vars(cls).get(name) or EnumerationItem(index, cls)
-
-
-def _is_item(cls: Any, name: str, value: Any) -> bool:
-    """Whether `value` is what the class has, or should have, under the name."""
-    index = list(cls.__messages__).index(name)
-    return (
-        isinstance(value, cls)
-        and _is_one_known(value._index)
-        and int(value._index) == index
-    )
 
 
 def _refuse_bad_bodies(name: str, bases: Any, items: dict[str, Any]) -> None:
@@ -350,11 +337,6 @@ def _merge_messages(name: str, bases: Any, own: dict[str, str]) -> dict[str, str
                 )
                 merged[item_name] = message
     return merged
-
-
-def _docstring(messages: dict[str, str]) -> str:
-    items = "".join(f"\n- `{name}`: {text}" for name, text in messages.items())
-    return f"An enumeration with these items:\n{items}\n"
 
 
 def _refuse_others(cls: type, function: str, *items: Any) -> None:

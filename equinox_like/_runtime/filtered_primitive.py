@@ -23,7 +23,8 @@ from .._compat.rules import (
 from .._core.base import NOT_GIVEN
 from .._core.difference import tree_differences
 from .._core.flat_call import IsData, take_apart
-from .._tree.filters import is_array, is_none, is_number
+from .._tree.filters import is_array, is_number
+from .._tree.match import spread
 
 
 class _Data:
@@ -51,7 +52,9 @@ class Result:
             before, after = (
                 r.fill([_DATA] * len(r.places)) for r in (self._rest, rest)
             )
-            found = next(tree_differences("out", before, after, _is_marker), "")
+            found = next(
+                tree_differences("out", before, after, lambda x: x is _DATA), ""
+            )
             raise ValueError(
                 "Two rules of a filtered primitive returned different structures or "
                 f"static values. {found}"
@@ -261,15 +264,8 @@ def _as_array(x: Any) -> Any:
 def _take(tree: Any, treedef: Any, places: Sequence[int]) -> list[Any]:
     """The values of `tree` at these leaves of `treedef`; `None` may be a subtree."""
     whole = treedef.unflatten(range(treedef.num_leaves))
-    spread = jax.tree.broadcast(tree, whole, is_leaf=is_none)
-    found = jtu.tree_leaves(spread, is_leaf=is_none)
-    numbers = jtu.tree_leaves(whole, is_leaf=is_none)
-    by_number = dict(zip(numbers, found, strict=True))
-    return [by_number[i] for i in places]
-
-
-def _is_marker(x: Any) -> bool:
-    return x is _DATA
+    found = [x for _, x in spread(tree, whole, "the output of the rule", "out")]
+    return [found[i] for i in places]
 
 
 def _is_abstract(x: Any) -> bool:

@@ -184,7 +184,11 @@ def _run(jaxpr: Any, equation: Any, args: list[Any]) -> Sequence[Any]:
         # Its program is finalised within the map, where the mesh axes have their names.
         body = finalise_jaxpr_as_fn(programs["jaxpr"])
         return shard_mapped(body, params, [*params["out_specs"]])(*args)
-    changed = {k: _finalised(v) for k, v in programs.items()}
+    changed = jax.tree.map(
+        lambda x: finalise_jaxpr(x) if is_program(x) else x,
+        programs,
+        is_leaf=is_program,
+    )
     new = equation.replace(params={**equation.params, **changed})
     return run_equation(jaxpr, new, args)
 
@@ -212,8 +216,3 @@ def _needs_finalising(param: Any) -> bool:
             ):
                 return True
     return False
-
-
-def _finalised(param: Any) -> Any:
-    finalise = lambda x: finalise_jaxpr(x) if is_program(x) else x  # noqa: E731
-    return jax.tree.map(finalise, param, is_leaf=is_program)

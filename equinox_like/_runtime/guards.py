@@ -305,10 +305,6 @@ nondifferentiable_backward_p = identity(
     "nondifferentiable_backward",
     jvp=_jvp_of_forward,
     transpose=_refuse_cotangents,
-    batch=lambda arrays, axes, **params: (
-        nondifferentiable_backward_p.bind(*arrays, **params),
-        axes,
-    ),
 )
 """The primitive of [`equinox_like.internal.nondifferentiable_backward`][]."""
 
@@ -340,13 +336,5 @@ def _element(batch: jax.Array, message: str) -> jax.Array:
     return error_if(first, jnp.any(differs), message)
 
 
-nonbatchable_p = identity(
-    "nonbatchable",
-    jvp=lambda primals, tangents, **params: (
-        nonbatchable_p.bind(*primals, **params),
-        tangents,
-    ),
-    transpose=lambda cotangents, **_: cotangents,
-    batch=_refuse_batched,
-)
+nonbatchable_p = identity("nonbatchable", batch=_refuse_batched)
 """The primitive of [`equinox_like.internal.nonbatchable`][], of any number of arrays."""

@@ -84,15 +84,7 @@ def _batch(
     return out, [None if axis is None else 0 for axis in axes]
 
 
-mark_p: Final[Any] = identity(
-    "mark",
-    jvp=lambda primals, tangents, **params: (
-        mark_p.bind(*primals, **params),
-        tangents,
-    ),
-    transpose=lambda cotangents, **_: cotangents,
-    batch=_batch,
-)
+mark_p: Final[Any] = identity("mark", batch=_batch)
 
 
 def harvest(
@@ -111,15 +103,6 @@ def marks_of(fun: Callable[..., Any], *args: Any) -> list[Mark]:
     """All marks within `fun(*args)`, which is only traced."""
     jaxpr, _ = opened(jax.make_jaxpr(lambda: take_apart(fun(*args))[0])())
     return list(_marks(jaxpr))
-
-
-class UnreachableError(Exception):
-    """A wanted value is within a primitive that cannot return it."""
-
-    def __init__(self, mark: Mark, primitive: str):
-        super().__init__(mark, primitive)
-        self.mark = mark
-        self.primitive = primitive
 
 
 def _run(
@@ -150,7 +133,7 @@ def _run_equation(
         out = run_equation(jaxpr, equation, inputs)
         return out, _run(params[_WITH_RULES[name]], inputs, is_wanted)[1]
     if name not in _RULES:
-        raise UnreachableError(mark, name)
+        raise _unreachable(mark.path or "<root>", name)
     rule, program = _RULES[name]
     found: list[Found] = []
 
@@ -162,6 +145,20 @@ def _run_equation(
 
     out, arrays = rule(run, params, inputs)
     return out, [x._replace(arrays=a) for x, a in zip(found, arrays, strict=True)]
+
+
+def _unreachable(path: str, primitive: str) -> RuntimeError:
+    place = f"`capture` cannot return `{path}`: it is computed within `{primitive}`"
+    if primitive not in ("cond", "while"):
+        return RuntimeError(
+            f"{place}, which `capture` does not support. Leave it out of `where`."
+        )
+    return RuntimeError(
+        f"{place}, where only running the program shows whether, and how often, a "
+        "value is computed. Leave it out of `where`; or use `jax.numpy.where` in place "
+        "of `jax.lax.cond`, `jax.lax.scan` in place of `jax.lax.while_loop`, and "
+        "`checkpoint=True` in place of other checkpoints of `filter_scan`."
+    )
 
 
 # For each primitive that has a program: how it is run with further outputs. `run` is a

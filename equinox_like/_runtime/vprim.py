@@ -155,24 +155,16 @@ def _map_jvp(
     primals: Sequence[Any],
     tangents: Sequence[Any],
 ) -> tuple[list[Any], list[Any]]:
-    present = {i: t for i, t in enumerate(tangents) if type(t) is not Zero}
-    places: list[int] = []
-
     def one(*args):
-        xs = list(args[: len(primals)])
-        given = dict(zip(present, args[len(primals) :], strict=True))
-        ts = [given[i] if i in given else zero_like(x) for i, x in enumerate(xs)]
-        out, out_tangents = rule(xs, ts)
-        places[:] = [i for i, t in enumerate(out_tangents) if type(t) is not Zero]
-        return list(out), [out_tangents[i] for i in places]
+        xs, given = args[: len(primals)], args[len(primals) :]
+        ts = [zero_like(x) if t is None else t for x, t in zip(xs, given, strict=True)]
+        out, out_tangents = rule(list(xs), ts)
+        return list(out), _without_absent(out_tangents)
 
-    wide = [
-        batch._replace(axes=(*batch.axes, *(batch.axes[i] for i in present)))
-        for batch in batches
-    ]
-    out, found = _mapped(one, wide)(*primals, *present.values())
-    some = dict(zip(places, found, strict=True))
-    return out, [some[i] if i in some else zero_like(x) for i, x in enumerate(out)]
+    wide = [batch._replace(axes=2 * batch.axes) for batch in batches]
+    out, found = _mapped(one, wide)(*primals, *_without_absent(tangents))
+    pairs = zip(out, found, strict=True)
+    return out, [zero_like(x) if t is None else t for x, t in pairs]
 
 
 def _map_transpose(
@@ -181,45 +173,36 @@ def _map_transpose(
     cotangents: Sequence[Any],
     inputs: Sequence[Any],
 ) -> list[Any]:
-    known = {i: x for i, x in enumerate(inputs) if not is_undefined_primal(x)}
-    nonzero = {i: ct for i, ct in enumerate(cotangents) if type(ct) is not Zero}
-    whole = [
-        x.aval if is_undefined_primal(x) or type(x) is Zero else jax.typeof(x)
-        for x in (*inputs, *cotangents)
-    ]
     front = (0,) * len(cotangents)
     wide = [batch._replace(axes=(*batch.axes, *front)) for batch in batches]
-    types = _types_within(whole, wide)
-    places: list[int] = []
+    types = _types_within([*map(_type_of, (*inputs, *cotangents))], wide)
 
     def one(*args):
-        values = dict(zip(known, args[len(nonzero) :], strict=True))
-        given = dict(zip(nonzero, args[: len(nonzero)], strict=True))
-        xs = [
-            values[i] if i in values else UndefinedPrimal(types[i])
-            for i in range(len(inputs))
+        typed = [*zip(args, types, strict=True)]
+        xs = [UndefinedPrimal(t) if x is None else x for x, t in typed[: len(inputs)]]
+        cts = [Zero(t) if ct is None else ct for ct, t in typed[len(inputs) :]]
+        found = _without_absent(rule(cts, *xs))
+        return [
+            ct if is_undefined_primal(x) else None
+            for x, ct in zip(xs, found, strict=True)
         ]
-        cts = [
-            given[i] if i in given else Zero(aval)
-            for i, aval in enumerate(types[len(inputs) :])
-        ]
-        out = rule(cts, *xs)
-        places[:] = [
-            i
-            for i, ct in enumerate(out)
-            if i not in known and ct is not None and type(ct) is not Zero
-        ]
-        return [out[i] for i in places]
 
-    narrow = [
-        batch._replace(axes=(*(0 for _ in nonzero), *(batch.axes[i] for i in known)))
-        for batch in batches
+    found = _mapped(one, wide)(*_without_absent((*inputs, *cotangents)))
+    return [
+        None if ct is None else _unbatched_like(ct, i, batches)
+        for i, ct in enumerate(found)
     ]
-    found = _mapped(one, narrow)(*nonzero.values(), *known.values())
-    result: list[Any] = [None] * len(inputs)
-    for i, cotangent in zip(places, found, strict=True):
-        result[i] = _unbatched_like(cotangent, i, batches)
-    return result
+
+
+def _without_absent(values: Sequence[Any]) -> list[Any]:
+    """The values, with `None`, which `jax.vmap` passes on, for symbolic zeros and for
+    the inputs whose cotangent is wanted."""
+    return [None if type(x) is Zero or is_undefined_primal(x) else x for x in values]
+
+
+def _type_of(x: Any) -> Any:
+    is_absent = type(x) is Zero or is_undefined_primal(x)
+    return x.aval if is_absent else jax.typeof(x)
 
 
 def _unbatched_like(cotangent: Any, i: int, batches: Sequence[_Batch]) -> Any:

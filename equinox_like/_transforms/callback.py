@@ -165,7 +165,9 @@ def _call_back(
     require_callable(callback, transformation)
     data, call = FlatCall.of(callback, args, kwargs)
     data = [*map(without_key, data)]
-    structs, result = take_apart(described, _describes_array)
+    structs, result = take_apart(
+        described, lambda x: hasattr(x, "shape") and hasattr(x, "dtype")
+    )
     structs = [*map(struct_of, structs)]
     for i, x in enumerate(structs):
         if jax.dtypes.canonicalize_dtype(x.dtype, True) != x.dtype:
@@ -230,7 +232,3 @@ def _passed(struct: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
     """What JAX passes from or to a callback: for typed keys, their numbers."""
     # Abstractly, because a callback of a running program must not run another one.
     return jax.eval_shape(without_key, struct) if is_typed_key(struct) else struct
-
-
-def _describes_array(x: Any) -> bool:
-    return hasattr(x, "shape") and hasattr(x, "dtype")

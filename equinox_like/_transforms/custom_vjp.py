@@ -171,7 +171,8 @@ class CustomVJP(WithRules[_P, _T], Generic[_P, _T]):
             fwd_name = f"`def_fwd` of `{name}`"
             out, residuals = pair_of(returned, fwd_name, "(output, residuals)")
             if rules.may_change_output:
-                check_output(out, flat, (data, held), fwd_name, _type_or_number)
+                shown = lambda x: repr(x) if is_number(x) else type_of(x)  # noqa: E731
+                check_output(out, flat, (data, held), fwd_name, shown)
             out_treedef = jtu.tree_structure(filter(out, is_array))
             saved = pack((residuals, out_treedef, flags, data, held))
             return pack(batched_in_front(out)), saved
@@ -242,10 +243,6 @@ _NO_FORWARD_MODE = (
     "no forward mode (forward-mode autodiff is `jax.jvp`, `jax.jacfwd`, "
     "`jax.hessian`). Use `filter_custom_jvp`, whose rule serves both modes."
 )
-
-
-def _type_or_number(x: Any) -> str:
-    return repr(x) if is_number(x) else type_of(x)
 
 
 def _cotangent(cotangent: Any, materialise: bool) -> Any:

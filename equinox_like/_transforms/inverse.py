@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from .._compat.jaxpr import is_literal, name_and_params, run_equation, text_of
+from .._compat.jaxpr import is_literal, name_and_params, opened, run_equation, text_of
 from .._compat.primitive import call_host, for_whole_batch
 from .._core.base import name_of
 from .._core.flat_call import take_apart
@@ -114,39 +114,33 @@ def _inlined(closed: Any) -> tuple[list[_Equation], list[int], list[Any]]:
     # Equal slices of an array share their numbers, so that all are known when one is.
     slices: dict[Any, list[Any]] = {}
     new = itertools.count(1).__next__
+
+    def inline(jaxpr: Any, ins: list[Any]) -> list[Any]:
+        """Adds the equations, and returns the numbers of the outputs."""
+        numbers = dict(zip([*jaxpr.constvars, *jaxpr.invars], ins, strict=True))
+
+        def read(atom: Any) -> Any:
+            return _Literal(atom.val) if is_literal(atom) else numbers[atom]
+
+        for equation in jaxpr.eqns:
+            given = [read(atom) for atom in equation.invars]
+            name, params = name_and_params(equation)
+            if name in _CALLS:
+                inner, consts = opened(params[_CALLS[name]])
+                outs = inline(inner, [*map(_Literal, consts), *given])
+            elif (key := _slice_key(equation, given)) in slices:
+                outs = slices[key]
+            else:
+                outs = [new() for _ in equation.outvars]
+                equations.append(_Equation(jaxpr, equation, given, outs))
+                if key is not None:
+                    slices[key] = outs
+            numbers.update(zip(equation.outvars, outs, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
+
     jaxpr = closed.jaxpr
     inputs = [new() for _ in [*jaxpr.constvars, *jaxpr.invars]]
-    return equations, inputs, _inline(jaxpr, inputs, new, equations, slices)
-
-
-def _inline(
-    jaxpr: Any,
-    ins: list[Any],
-    new: Callable[[], int],
-    equations: list[_Equation],
-    slices: dict[Any, list[Any]],
-) -> list[Any]:
-    numbers = dict(zip([*jaxpr.constvars, *jaxpr.invars], ins, strict=True))
-
-    def read(atom: Any) -> Any:
-        return _Literal(atom.val) if is_literal(atom) else numbers[atom]
-
-    for equation in jaxpr.eqns:
-        given = [read(atom) for atom in equation.invars]
-        inner = _called(equation)
-        if inner is not None:
-            consts = [_Literal(value) for value in getattr(inner, "consts", ())]
-            inner = getattr(inner, "jaxpr", inner)
-            outs = _inline(inner, consts + given, new, equations, slices)
-        elif (key := _slice_key(equation, given)) in slices:
-            outs = slices[key]
-        else:
-            outs = [new() for _ in equation.outvars]
-            equations.append(_Equation(jaxpr, equation, given, outs))
-            if key is not None:
-                slices[key] = outs
-        numbers.update(zip(equation.outvars, outs, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
+    return equations, inputs, inline(jaxpr, inputs)
 
 
 def _slice_key(equation: Any, ins: list[Any]) -> Any:
@@ -156,13 +150,7 @@ def _slice_key(equation: Any, ins: list[Any]) -> Any:
     return ins[0], *(params[k] for k in ("start_indices", "limit_indices", "strides"))
 
 
-def _called(equation: Any) -> Any:
-    """The jaxpr that an equation calls once on the equation's inputs, or `None`."""
-    name, params = name_and_params(equation)
-    return params[_CALLS[name]] if name in _CALLS else None
-
-
-# The names of the parameters that hold these jaxprs.
+# The primitives that call a jaxpr once on their inputs, and the parameter that holds it.
 _CALLS: Final = {
     "jit": "jaxpr",
     "closed_call": "call_jaxpr",

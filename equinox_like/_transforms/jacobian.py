@@ -4,7 +4,7 @@ The outer structure is that of the output, the inner one that of the first argum
 """
 
 from collections.abc import Callable
-from typing import Any, Generic, Literal, ParamSpec, TypeVar, Unpack, overload
+from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -26,20 +26,34 @@ _T = TypeVar("_T")
 _Aux = TypeVar("_Aux")
 
 
-@overload
-def filter_jacfwd(
-    fun: Callable[_P, tuple[Any, _Aux]],
-    has_aux: Literal[True],
-    **jackwargs: Unpack[GradOptions],
-) -> "Jacobian[_P, tuple[Any, _Aux]]": ...
-@overload
-def filter_jacfwd(
-    fun: Callable[_P, Any], has_aux: bool = False, **jackwargs: Unpack[GradOptions]
-) -> "Jacobian[_P, Any]": ...
-@overload
-def filter_jacfwd(
-    *, has_aux: bool = False, **jackwargs: Unpack[GradOptions]
-) -> "Callable[[Callable[_P, Any]], Jacobian[_P, Any]]": ...
+class _MakesJacobian(Protocol):
+    """The type of the three functions below."""
+
+    @overload
+    def __call__(
+        self,
+        fun: Callable[_P, tuple[Any, _Aux]],
+        has_aux: Literal[True],
+        **jackwargs: Unpack[GradOptions],
+    ) -> "Jacobian[_P, tuple[Any, _Aux]]": ...
+    @overload
+    def __call__(
+        self,
+        fun: Callable[_P, Any],
+        has_aux: bool = False,
+        **jackwargs: Unpack[GradOptions],
+    ) -> "Jacobian[_P, Any]": ...
+    @overload
+    def __call__(
+        self, *, has_aux: bool = False, **jackwargs: Unpack[GradOptions]
+    ) -> "Callable[[Callable[_P, Any]], Jacobian[_P, Any]]": ...
+
+
+def _typed(function: Any) -> _MakesJacobian:
+    return function
+
+
+@_typed
 def filter_jacfwd(fun: Any = NOT_GIVEN, has_aux: bool = False, **jackwargs: Any) -> Any:
     """The Jacobian with respect to the first argument, column by column.
 
@@ -80,20 +94,7 @@ def filter_jacfwd(fun: Any = NOT_GIVEN, has_aux: bool = False, **jackwargs: Any)
     return _jacobian(fun, "filter_jacfwd", has_aux, jackwargs)
 
 
-@overload
-def filter_jacrev(
-    fun: Callable[_P, tuple[Any, _Aux]],
-    has_aux: Literal[True],
-    **jackwargs: Unpack[GradOptions],
-) -> "Jacobian[_P, tuple[Any, _Aux]]": ...
-@overload
-def filter_jacrev(
-    fun: Callable[_P, Any], has_aux: bool = False, **jackwargs: Unpack[GradOptions]
-) -> "Jacobian[_P, Any]": ...
-@overload
-def filter_jacrev(
-    *, has_aux: bool = False, **jackwargs: Unpack[GradOptions]
-) -> "Callable[[Callable[_P, Any]], Jacobian[_P, Any]]": ...
+@_typed
 def filter_jacrev(fun: Any = NOT_GIVEN, has_aux: bool = False, **jackwargs: Any) -> Any:
     """The Jacobian with respect to the first argument, row by row.
 
@@ -113,20 +114,7 @@ def filter_jacrev(fun: Any = NOT_GIVEN, has_aux: bool = False, **jackwargs: Any)
     return _jacobian(fun, "filter_jacrev", has_aux, jackwargs)
 
 
-@overload
-def filter_hessian(
-    fun: Callable[_P, tuple[Any, _Aux]],
-    has_aux: Literal[True],
-    **jackwargs: Unpack[GradOptions],
-) -> "Jacobian[_P, tuple[Any, _Aux]]": ...
-@overload
-def filter_hessian(
-    fun: Callable[_P, Any], has_aux: bool = False, **jackwargs: Unpack[GradOptions]
-) -> "Jacobian[_P, Any]": ...
-@overload
-def filter_hessian(
-    *, has_aux: bool = False, **jackwargs: Unpack[GradOptions]
-) -> "Callable[[Callable[_P, Any]], Jacobian[_P, Any]]": ...
+@_typed
 def filter_hessian(
     fun: Any = NOT_GIVEN, has_aux: bool = False, **jackwargs: Any
 ) -> Any:
@@ -158,9 +146,10 @@ def _jacobian(
     refuse_argnums(transformation, jackwargs)
     steps = _STEPS[transformation]
     refuse_unknown_options(jackwargs, transformation, steps[0])
+    options = (transformation, steps, has_aux, jackwargs)
     if fun is NOT_GIVEN:
-        return lambda fun: Jacobian(fun, transformation, steps, has_aux, jackwargs)
-    return Jacobian(fun, transformation, steps, has_aux, jackwargs)
+        return lambda fun: Jacobian(fun, *options)
+    return Jacobian(fun, *options)
 
 
 # Functions of JAX, of which the last one is applied first.
@@ -211,9 +200,11 @@ class Jacobian(Transformed[_P, _T], Generic[_P, _T]):
             constants = [None if is_inexact_array_like(x) else x for x in leaves]
             return moving or [jnp.zeros(())], pack((treedef, aux, constants))
 
-        # JAX's functions fail for an empty list of inputs.
-        transformation = step if data else _no_columns
-        rows, packed = transformation(flat, has_aux=True, **jackwargs)(data)
+        if data:
+            rows, packed = step(flat, has_aux=True, **jackwargs)(data)
+        else:  # JAX's functions fail for an empty list of inputs
+            moving, packed = flat(data)
+            rows = [[] for _ in moving]
         treedef, aux, constants = unpack(packed)
         found = iter(rows)
         leaves = [next(found) if x is None else _zeros(data, x) for x in constants]
@@ -228,11 +219,3 @@ def _zeros(data: list[Any], out: Any) -> list[Any]:
     return [
         jnp.zeros((*jnp.shape(out), *jnp.shape(x)), jnp.result_type(out)) for x in data
     ]
-
-
-def _no_columns(flat: Any, **kwargs: Any) -> Any:
-    def call(data):
-        leaves, packed = flat(data)
-        return [[] for _ in leaves], packed
-
-    return call

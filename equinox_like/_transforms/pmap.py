@@ -9,7 +9,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from .._core.base import DEPRECATED, NOT_GIVEN, Transformed, refuse_deprecated
+from .._core.base import DEPRECATED, NOT_GIVEN, refuse_deprecated
 from .._core.flat_call import FlatCall
 from .._jit.donation import Donate
 from .._jit.jit import Jitted
@@ -18,7 +18,7 @@ from .._tree.arrays import describe_array
 from .._tree.filters import is_array, is_none
 from .arguments import NamedCall, show_as_call
 from .shard_map import Compiled
-from .vmap import MappedOutput, axes_of_call, check_sizes, checked_size, if_array
+from .vmap import Mapped, MappedOutput, axes_of_call, check_sizes, if_array
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -131,26 +131,19 @@ def _find_devices(wanted: Sequence[tuple[str, int]]) -> list[Any]:
     return [found[device] for device in wanted]
 
 
-class Pmapped(Transformed[..., Any]):
+class Pmapped(Mapped):
     """The function that `filter_pmap` compiles: it runs each row on its own device."""
 
     _transformation_ = "filter_pmap"
 
-    _in_axes: Any = field(static=True)
-    _out_axes: Any = field(static=True)
-    _axis_name: Any = field(static=True)
-    _axis_size: int | None = field(static=True)
     # The platform and id of each, which can be pickled.
     _devices: tuple[tuple[str, int], ...] = field(static=True)
     # Whether there must be as many rows as devices.
     _exact: bool = field(static=True)
 
     def __init__(self, fun, in_axes, out_axes, axis_name, axis_size, devices, exact):
-        super().__init__(fun)
-        self._in_axes = in_axes
-        self._out_axes = out_axes
-        self._axis_name = "<filter_pmap>" if axis_name is None else axis_name
-        self._axis_size = checked_size("filter_pmap", axis_size)
+        axis_name = "<filter_pmap>" if axis_name is None else axis_name
+        super().__init__(fun, in_axes, out_axes, axis_name, axis_size)
         self._devices = devices
         self._exact = exact
 
@@ -186,7 +179,10 @@ class Pmapped(Transformed[..., Any]):
                     "or `jax.lax.pmean`, or give it an axis."
                 )
         specs = [
-            _spec(x, axis, axis_name) for x, axis in zip(data, of_data, strict=True)
+            PartitionSpec()
+            if axis is None
+            else PartitionSpec(*[None] * (axis % x.ndim), axis_name)
+            for x, axis in zip(data, of_data, strict=True)
         ]
         with_rows, without = jax.shard_map(
             flat,
@@ -249,12 +245,6 @@ def _refuse_other_meshes(
                 "mesh, one with explicit axes. Take it off that mesh with "
                 "`jax.device_get`."
             )
-
-
-def _spec(x: Any, axis: int | None, axis_name: Any) -> PartitionSpec:
-    if axis is None:
-        return PartitionSpec()
-    return PartitionSpec(*[None] * (axis % x.ndim), axis_name)
 
 
 def _may_return_once(out_axes: Any) -> bool:

@@ -217,34 +217,32 @@ def trace(
     return jaxpr, structs, template, out_template
 
 
-class ShapeCache:
-    """`filter_eval_shape` with a cache of its results.
+@frames_hidden
+def cached_filter_eval_shape(
+    fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+) -> Any:
+    """[`equinox_like.filter_eval_shape`][], with a cache of its results.
 
-    It keeps one jitted function for each structure with its static leaves. JAX caches
-    its traces by shapes, dtypes and context.
+    The cache key holds the function, static values, structures, shapes, dtypes, and JAX's
+    context. Static values must be hashable, else it raises `TypeError`.
+    [`equinox_like.clear_caches`][] empties the cache.
     """
-
-    @frames_hidden
-    def __call__(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        try:
-            groups, skeleton = split((fn, args, kwargs), _label)
-        except ValueError as e:
-            raise TypeError(str(e)) from None
-        # Weak types and shardings are not part of the cache key.
-        data = [*map(jax_struct_of, groups.get(_DATA, ()))]
-        return unpack(_jitted(skeleton).eval_shape(data))
-
-    def clear(self) -> None:
-        _jitted.cache_clear()
+    try:
+        groups, skeleton = split(
+            (fn, args, kwargs), lambda x: _DATA if is_array_or_struct(x) else STATIC
+        )
+    except ValueError as e:
+        raise TypeError(str(e)) from None
+    # Weak types and shardings are not part of the cache key.
+    data = [*map(jax_struct_of, groups.get(_DATA, ()))]
+    return unpack(_jitted(skeleton).eval_shape(data))
 
 
 _DATA = "data"
 
 
-def _label(x: Any) -> Any:
-    return _DATA if is_array_or_struct(x) else STATIC
-
-
+# One for each structure with its static leaves; JAX caches its traces by shapes, dtypes
+# and context.
 # The functions that are kept keep what they and their static values read alive.
 @functools.lru_cache(256)
 def _jitted(skeleton: Skeleton) -> Any:
@@ -257,14 +255,7 @@ def _jitted(skeleton: Skeleton) -> Any:
     return jax.jit(flat)
 
 
-cached_filter_eval_shape = ShapeCache()
-"""[`equinox_like.filter_eval_shape`][], with a cache of its results.
-
-The cache key holds the function, static values, structures, shapes, dtypes, and JAX's
-context. Static values must be hashable, else it raises `TypeError`.
-[`equinox_like.clear_caches`][] empties the cache.
-"""
-on_clear(cached_filter_eval_shape.clear)
+on_clear(_jitted.cache_clear)
 
 
 @frames_hidden

@@ -150,18 +150,15 @@ def filter_vmap(
     return Vmapped(fun, *options)
 
 
-class Vmapped(Transformed[..., Any]):
-    """The result of [`equinox_like.filter_vmap`][]."""
-
-    _transformation_ = "filter_vmap"
+class Mapped(Transformed[..., Any]):
+    """A function that is mapped over an axis, by `filter_vmap` or `filter_pmap`."""
 
     _in_axes: Any = field(static=True)
     _out_axes: Any = field(static=True)
     _axis_name: Any = field(static=True)
     _axis_size: Any = field(static=True)
-    _vmapkwargs: tuple[tuple[str, Any], ...] = field(static=True)
 
-    def __init__(self, fun, in_axes, out_axes, axis_name, axis_size, vmapkwargs):
+    def __init__(self, fun, in_axes, out_axes, axis_name, axis_size):
         super().__init__(fun)
         self._in_axes = in_axes
         self._out_axes = out_axes
@@ -172,6 +169,17 @@ class Vmapped(Transformed[..., Any]):
         if not is_text:
             axis_size = checked_size(self._transformation_, axis_size)
         self._axis_size = axis_size
+
+
+class Vmapped(Mapped):
+    """The result of [`equinox_like.filter_vmap`][]."""
+
+    _transformation_ = "filter_vmap"
+
+    _vmapkwargs: tuple[tuple[str, Any], ...] = field(static=True)
+
+    def __init__(self, fun, in_axes, out_axes, axis_name, axis_size, vmapkwargs):
+        super().__init__(fun, in_axes, out_axes, axis_name, axis_size)
         self._vmapkwargs = tuple(sorted(vmapkwargs.items()))
 
     @frames_hidden

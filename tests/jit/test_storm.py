@@ -164,19 +164,6 @@ def test_stages_and_explanations_are_not_counted():
     assert warnings_of(run) == []
 
 
-@pytest.mark.parametrize("sizes", ["powers-of-two", range(1, 41)])
-def test_buckets_are_not_counted_but_other_arguments_are(sizes):
-    def total(x, rate, lengths):
-        return jnp.sum(x) * rate
-
-    buckets = sizes if isinstance(sizes, str) else list(sizes)
-    f: Any = eqx.bucketed(total, {"x": {0: buckets}})
-    lengths = [2**i for i in range(18)] if isinstance(sizes, str) else sizes
-    assert warnings_of(lambda: [f(np.ones(n), 1.0) for n in lengths]) == []
-    (warning,) = warnings_of(lambda: [f(np.ones(1), 0.1 * i) for i in range(12)])
-    assert "`rate`" in str(warning.message)
-
-
 def test_methods_and_functions_of_one_class_are_counted_together():
     class Net(eqx.Module):
         weight: jax.Array
