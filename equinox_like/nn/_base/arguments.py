@@ -30,12 +30,12 @@ def refusal(taker: Any, wanted: str, name: str, given: str, fix: str = "") -> st
 
 
 def wrong_value(
-    taker: Any, wanted: str, name: str, value: Any, fix: str = "", words: Any = ()
+    taker: Any, wanted: str, name: str, value: Any, words: Any = ()
 ) -> ValueError:
     """`words`: the strings that could have been meant; by default those in `wanted`."""
     words = words or re.findall(r"""['"](\w+)['"]""", wanted)
-    fix += did_you_mean(value, words, "{!r}")
-    return ValueError(refusal(taker, wanted, name, repr(value), fix))
+    meant = did_you_mean(value, words, "{!r}")
+    return ValueError(refusal(taker, wanted, name, repr(value), meant))
 
 
 def wrong_type(
