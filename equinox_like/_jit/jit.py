@@ -314,15 +314,13 @@ class Jitted(Transformed[_P, _T]):
         return self._made_by_()
 
     def _made_by_(self) -> tuple[Any, tuple[Any, ...]]:
-        return type(self), self._ingredients(self._program.donate)
+        # Not `__wrapped__`, which for `filter_pmap` is the function before that.
+        program = self._program
+        return type(self), (self._held_, program.donate, program.jitkwargs)
 
     def _with_donation(self, donate: Donate) -> "Jitted[_P, _T]":
         """An equal function, but with this `donate`."""
-        return Jitted(*self._ingredients(donate))
-
-    def _ingredients(self, donate: Donate) -> tuple[Any, Donate, dict[str, Any]]:
-        # Not `__wrapped__`, which for `filter_pmap` is the function before that.
-        return self._held_, donate, self._program.jitkwargs
+        return Jitted(self._held_, donate, self._program.jitkwargs)
 
 
 def _struct_of(x: Any) -> Any:

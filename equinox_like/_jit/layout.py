@@ -9,6 +9,7 @@ is made once (`LayoutTable`), and calls look it up. The static leaves of a call 
 select the compiled function, which the layout caches.
 """
 
+import functools
 import inspect
 import itertools
 import operator
@@ -188,7 +189,8 @@ class Layout:
         ):
             if label is STATIC:
                 statics.append(value if i is None else leaves[i])
-        return make_skeleton(self.treedef, self.labels, statics, lambda: self.names)
+        names = functools.partial(_names, self.treedef, self.arguments)
+        return make_skeleton(self.treedef, self.labels, statics, names)
 
     def take_data(self, leaves: list[Any]) -> list[Any]:
         """The data leaves."""
@@ -205,11 +207,6 @@ class Layout:
         numbers = (n for n, size in enumerate(sizes) for _ in range(size))
         labelled = zip(numbers, self.labels, strict=True)
         return [n for n, label in labelled if label == DONATE]
-
-    @property
-    def names(self) -> list[str]:
-        """For each leaf, in canonical order, an expression like `model.weight`."""
-        return _names(self.treedef, self.arguments)
 
     @property
     def number_of_own_data(self) -> int:
@@ -241,6 +238,7 @@ def _is_module(x: Any) -> bool:
 
 
 def _names(treedef: Any, arguments: Arguments) -> list[str]:
+    """For each leaf, in canonical order, an expression like `model.weight`."""
     own, *parts = treedef.children()
     subtrees = [own, *itertools.chain(*[part.children() for part in parts])]
     named = zip(arguments, subtrees, strict=True)
