@@ -20,7 +20,7 @@ from .._core.base import hide_frames
 from .._core.difference import differences
 from .._core.sharding import default_device, platform_of
 from .._errors import DonationError, did_you_mean
-from .._tree.arrays import struct_of
+from .._tree.arrays import describe_array, jax_struct_of, struct_of
 from .._tree.filters import is_array
 from .._tree.splitting import STATIC
 from .checks import wait_for
@@ -280,6 +280,8 @@ class Compiled(_Stage[_P, _T]):
             if self._call.waits:
                 wait_for(out)
         except Exception as e:
+            if isinstance(e, TypeError):
+                self._require_types(layout, leaves)
             self._deletion.fail(layout, leaves, e)
             raise_explained(e, layout, leaves)
         if layout.donates:
@@ -319,13 +321,25 @@ class Compiled(_Stage[_P, _T]):
                 (call.layout.arguments, call.specialization.skeleton),
                 (layout.arguments, skeleton),
             )
-            first = next(found, "Other arguments are donated.")
-            raise TypeError(
-                f"{self!r} was called with arguments other than those it was compiled "
-                f"for: {first} Compile again for these, or call the function that "
-                "it was compiled from, which does."
-            )
+            raise self._unfit(next(found, "Other arguments are donated."))
         self._fitting = layout, layout.static_key(leaves)
+
+    def _require_types(self, layout: Layout, leaves: list[Any]) -> None:
+        """Raises unless shapes and dtypes are those compiled for. JAX's error asks for
+        another reason, and does not say what to do."""
+        given = layout.take_data(leaves)
+        for (name, was, _), now in zip(self._call.named, given, strict=True):
+            before, after = (describe_array(jax_struct_of(x)) for x in (was, now))
+            if before != after:
+                text = f"`{name}` was an array {before}, and is now {after}."
+                raise self._unfit(text) from None
+
+    def _unfit(self, difference: Any) -> TypeError:
+        return TypeError(
+            f"{self!r} was called with arguments other than those it was compiled for: "
+            f"{difference} Compile again for these, or call the function that it was "
+            "compiled from, which does."
+        )
 
     @property
     def input_shardings(self) -> Trees:
