@@ -147,6 +147,22 @@ def test_no_file_imports_the_whole_package(source: Path) -> None:
     assert imports_of_the_whole(parse(source), package_of(source)) == []
 
 
+def test_no_files_import_each_other_in_a_circle():
+    sources = {".".join([*package_of(f), f.stem]): f for f in SOURCES}
+    imported = {
+        name: {
+            other
+            for _, target, _ in imports_of(ast.parse(f.read_text()), package_of(f))
+            for other in (target, target.rpartition(".")[0])
+            if other in sources and other != name
+        }
+        for name, f in sources.items()
+    }
+    while leaves := {name for name, others in imported.items() if not others}:
+        imported = {n: xs - leaves for n, xs in imported.items() if n not in leaves}
+    assert not imported
+
+
 @pytest.mark.parametrize("source", SOURCES, ids=name_of)
 def test_nothing_imported_is_patched(source: Path) -> None:
     assert foreign_assignments(parse(source), package_of(source)) == []

@@ -141,8 +141,9 @@ def _text(value: Any) -> str:
     kind = type(value)
     if kind in _PLAIN:
         return repr(value)
-    if kind in (tuple, list):
-        return f"{kind.__name__}({', '.join(map(_text, value))})"
+    if kind in (tuple, list, slice, range):
+        parts = _bounds(value) if kind in (slice, range) else value
+        return f"{kind.__name__}({', '.join(map(_text, parts))})"
     if kind in (set, frozenset):
         return f"{kind.__name__}({', '.join(sorted(map(_text, value)))})"
     if kind is dict:  # the order does not count
@@ -163,6 +164,10 @@ def _text(value: Any) -> str:
     raise NoText(value)
 
 
+def _bounds(value: Any) -> tuple[Any, ...]:
+    return value.start, value.stop, value.step
+
+
 def _name(value: Any) -> str:
     return f"{value.__module__}:{global_name(value)}"
 
@@ -170,6 +175,7 @@ def _name(value: Any) -> str:
 # What makes a plain value of its text.
 _PLAIN: Final[dict[type, Any]] = {
     type(None): lambda text: None,
+    type(...): lambda text: ...,
     bool: "True".__eq__,
     bytes: bytes.fromhex,
     complex: complex,
@@ -178,7 +184,13 @@ _PLAIN: Final[dict[type, Any]] = {
     str: str,
 }
 _READ: Final = {kind.__name__: read for kind, read in _PLAIN.items()}
-_MAKE: Final[dict[str, Any]] = {"list": list, "tuple": tuple, "frozenset": frozenset}
+_MAKE: Final[dict[str, Any]] = {
+    "list": list,
+    "tuple": tuple,
+    "frozenset": frozenset,
+    "slice": lambda bounds: slice(*bounds),
+    "range": lambda bounds: range(*bounds),
+}
 
 
 def encode(path: str, tree: Any) -> list[Any]:
@@ -198,6 +210,8 @@ def encode(path: str, tree: Any) -> list[Any]:
         ]
     if kind is _MAKE.get(name):
         return [name, [encode(f"{path}[{i}]", x) for i, x in enumerate(tree)]]
+    if kind in (slice, range):
+        return [name, [encode(path, x) for x in _bounds(tree)]]
     if kind not in _PLAIN:
         raise ValueError(
             f"`{path}` is {describe(path, tree)[path]}, which an exported function does "

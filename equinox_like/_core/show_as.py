@@ -9,10 +9,10 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .._compat.messages import tells_of_unconverted
+from .._module.instance import function_of, name_of
 from .._tree.filters import has_conversion, is_array
 from .._tree.nodes import MAKE_A_PYTREE, path_str, with_article
 from .._tree.require import named_arguments
-from .base import function_of, name_of
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

@@ -5,17 +5,24 @@ on the abstract value of each array, and on JAX's configuration. All are kept fo
 trace. `Storm` counts the values for which a function is compiled again and again.
 """
 
+import inspect
+import os
 import threading
+import types
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import jax
 
 from .._compat.tracing import settings, trace_context
+from .._core.caches import on_clear
 from .._core.context import Context, values_here
-from .._core.difference import MANY, Arguments, Difference, differences
+from .._core.difference import FEW, MANY, Arguments, Difference, differences
 from .._environment import WARNS_OF_RETRACES
+from .._module.instance import function_of
 from .._tree.arrays import is_weak
+from .._tree.nodes import listed
 from .._tree.splitting import Skeleton
 from .layout import data_names
 
@@ -26,8 +33,10 @@ SHARDING: Final = "sharding"
 CONFIGURATION: Final = "JAX configuration"
 CONTEXT: Final = "user context"
 
-# How many of the latest traces are searched for the most similar one.
+# How many of the latest traces are searched for the most similar one: for a user who asks,
+# and at each retrace, which must not take long.
 _SEARCHED: Final = 128
+SEARCHED_AT_RETRACE: Final = 16
 _SHOWN: Final = 5
 
 
@@ -121,10 +130,9 @@ class Retrace:
 
 
 def explain(
-    function: str, trace: Trace, before: Sequence[Trace], searched: int = 0
+    function: str, trace: Trace, before: Sequence[Trace], searched: int | None = None
 ) -> Retrace:
-    """The differences of `trace` from the most similar trace of `before`, of whose
-    latest this many are searched, or `_SEARCHED`."""
+    """The differences of `trace` from the most similar one of the latest of `before`."""
     known = [old for old in before if not old.is_forgotten(trace)]
     nearest: list[Difference] = []
     for old in reversed(known[-(searched or _SEARCHED) :]):
@@ -221,47 +229,104 @@ def _of_context(old: Trace, new: Trace) -> Iterator[Difference]:
         )
 
 
-# How many of the latest traces are searched for the most similar one. The others would
-# cost time at each trace.
-SEARCHED = 16
+def _code_of(program: Any) -> types.CodeType | None:
+    """The code of the function, if a user may have defined it again and again."""
+    function = function_of(program.opaque())
+    # A method is one function of many instances.
+    function = inspect.unwrap(function, stop=lambda f: isinstance(f, types.MethodType))
+    if type(function) is not types.FunctionType:
+        return None
+    is_ours = str(function.__module__).split(".")[0] == _LIBRARY
+    return None if is_ours else function.__code__
+
+
+def _text_of_new(program: Any, code: types.CodeType, earlier: str) -> str:
+    return (
+        f"`{program.name}` is a new function with the code of {earlier} before "
+        f"({code.co_filename}:{code.co_firstlineno}). Each new function is compiled again: "
+        "define it once, outside of the loop or function that defines it now."
+    )
+
+
+_LIBRARY: Final = __name__.split(".")[0]
 # The most places that are counted for one function.
-_COUNTED = 256
+_COUNTED: Final = 256
+# How many traces of one function cause a warning, whatever differs.
+_MOST: Final = 32
+# How many functions with the same code were compiled, by its `id`; and in which test.
+_functions: Final[dict[int, tuple[str | None, int]]] = {}
+on_clear(_functions.clear)
+_counting: Final = threading.RLock()  # reentrant: a finaliser may call a function
 
 
 class Storm:
-    """Counts the values that caused retraces of one function, by their places.
+    """Counts the traces of one function, and the values that caused them, by their places.
 
     Holds texts and hashes only, no values, and nothing after the warning.
     """
 
     def __init__(self) -> None:
         self.is_watched = WARNS_OF_RETRACES
+        self._number = 0  # of traces
         self._values: dict[str, set[int]] = {}
         self._lock = threading.Lock()
 
+    def first_warning(self, program: Any) -> str | None:
+        """The text of the warning, if the first trace of this function causes it: if it
+        is the eighth function of its code that was compiled."""
+        with _counting:
+            code = _code_of(program) if self._number == 0 else None
+            self._number = self._number or 1
+            if code is None:
+                return None
+            # Each test of pytest is a program of its own.
+            test = os.environ.get("PYTEST_CURRENT_TEST")
+            before, number = _functions.get(id(code), (test, 0))
+            if number == 0:
+                weakref.finalize(code, _functions.pop, id(code), None).atexit = False
+            number = number + 1 if before == test else 1
+            _functions[id(code)] = test, number
+        if number != FEW:
+            return None
+        earlier = f"{number - 1} functions that were compiled"
+        return f"{_text_of_new(program, code, earlier)} {_OFF}"
+
     def warning(self, retrace: Retrace) -> str | None:
         """The text of the warning, if this retrace causes it."""
-        differences = retrace.differences if self.is_watched else []
-        if not all(difference.limit for difference in differences):
-            return (
-                None  # another use of the function, such as with another class of layer
-            )
         with self._lock:
-            for difference in differences:
-                number = self._count(difference)
-                if number and number == difference.limit:
-                    self.is_watched = False
-                    self._values.clear()
-                    return _text(retrace, difference, number)
+            if not self.is_watched:
+                return None
+            self._number += 1
+            text = self._warning_of_place(retrace)
+            if text is None and self._number >= _MOST:
+                places = listed(list(self._values), _SHOWN)
+                text = (
+                    f"{retrace} This is trace {self._number} of the function, and each of "
+                    f"them is compiled. They differ at {places}. {_OFF}"
+                )
+            if text is not None:
+                self.is_watched = False
+                self._values.clear()
+            return text
+
+    def _warning_of_place(self, retrace: Retrace) -> str | None:
+        differences = retrace.differences
+        for difference in differences:
+            if len(self._values) < _COUNTED:
+                self._values.setdefault(difference.path, set())
+        if not all(difference.limit for difference in differences):
+            return None  # another use of the function: of another class of layer, maybe
+        for difference in differences:
+            number = self._count(difference)
+            if number == difference.limit:
+                return _text(retrace, difference, number)
         return None
 
     def _count(self, difference: Difference) -> int:
         """How many values this place has had."""
-        place = difference.path
-        full = len(self._values) >= _COUNTED and place not in self._values
-        if not difference.limit or full:
+        values = self._values.get(difference.path)
+        if values is None:
             return 0
-        values = self._values.setdefault(place, set())
         is_shown = difference.before != difference.after
         # What looks the same may be a new object each time.
         values.add(hash(difference.after) if is_shown else len(values))
@@ -272,7 +337,11 @@ def _text(retrace: Retrace, cause: Difference, number: int) -> str:
     rest = [d for d in retrace.differences if d is not cause]
     return (
         f"{Retrace(retrace.function, [cause, *rest])} This is one of {number} traces for "
-        f"another `{cause.path}`, and each of them is compiled. "
-        "`EQX_RETRACE_WARNING=off`, or a filter for `equinox_like.RetraceWarning`, "
-        "switches this warning off."
+        f"another `{cause.path}`, and each of them is compiled. {_OFF}"
     )
+
+
+_OFF: Final = (
+    "`EQX_RETRACE_WARNING=off`, or a filter for `equinox_like.RetraceWarning`, switches "
+    "this warning off."
+)

@@ -35,7 +35,7 @@ from .checks import holds_check, raise_explained, there_are_checks, wait_for
 from .donation import refuse_fatal
 from .layout import DONATE, MAX_KEPT, Layout, chained, data_names
 from .leaked import Assignments, refuse_leaked_tracers
-from .retrace import SEARCHED, Trace, explain, trace_of
+from .retrace import SEARCHED_AT_RETRACE, Trace, explain, trace_of
 
 
 class Outputs:
@@ -161,12 +161,15 @@ class Specialization:
         new = set(map(id, new_traces))
         before = [trace for trace in program.traces() if id(trace) not in new]
         arrays = () if at_top_level() else jtu.tree_leaves(out)[:1]
-        if not before or any(known_array(x) is None for x in arrays):
+        if any(known_array(x) is None for x in arrays):
             return
         text = None
         with contextlib.suppress(Exception):  # such as one of a user's `__repr__`
+            if not before:
+                text = program.storm.first_warning(program)
+                new_traces = []
             for trace in new_traces:
-                retrace = explain(program.name, trace, before, SEARCHED)
+                retrace = explain(program.name, trace, before, SEARCHED_AT_RETRACE)
                 text = program.storm.warning(retrace) or text
         if text is not None:
             warn(text, RetraceWarning)

@@ -20,6 +20,7 @@ from .._core.base import hide_frames
 from .._core.difference import differences
 from .._core.sharding import default_device, platform_of
 from .._errors import DonationError, did_you_mean
+from .._tree.arrays import describe_array, jax_struct_of
 from .._tree.splitting import STATIC
 from .checks import raise_explained, wait_for
 from .donating import Deletion
@@ -266,6 +267,8 @@ class Compiled(_Stage[_P, _T]):
             if self._call.waits:
                 wait_for(out)
         except Exception as e:
+            if isinstance(e, TypeError):
+                self._require_types(layout, leaves)
             self._deletion.fail(layout, leaves, e)
             raise_explained(e, layout, leaves)
         if layout.donates:
@@ -281,22 +284,31 @@ class Compiled(_Stage[_P, _T]):
                 (call.layout.arguments, call.specialization.skeleton),
                 (layout.arguments, skeleton),
             )
-            first = str(next(found, "Other arguments are donated."))
-            fix = (
-                "Compile again for these, or call the function that it was compiled "
-                "from, which does."
-            )
-            if "ShapeDtypeStruct(" in first:
-                fix = (
-                    "A `jax.ShapeDtypeStruct` stood for an array: pass an array, or call "
-                    "the function that it was compiled from, which takes the struct as a "
-                    "static value."
-                )
-            raise TypeError(
-                f"{self!r} was called with arguments other than those it was compiled "
-                f"for: {first} {fix}"
-            )
+            first = next(found, "Other arguments are donated.")
+            if "ShapeDtypeStruct(" in str(first):
+                raise self._unfit(first, _OF_STRUCT)
+            raise self._unfit(first)
         self._fitting = layout, layout.static_key(leaves)
+
+    def _require_types(self, layout: Layout, leaves: list[Any]) -> None:
+        """Raises unless shapes and dtypes are those compiled for. JAX's error asks for
+        another reason, and does not say what to do."""
+        given = layout.take_data(leaves)
+        for (name, was, _), now in zip(self._call.named, given, strict=True):
+            before, after = (describe_array(jax_struct_of(x)) for x in (was, now))
+            if before != after:
+                text = f"`{name}` was an array {before}, and is now {after}."
+                raise self._unfit(text) from None
+
+    def _unfit(self, difference: Any, fix: str = "") -> TypeError:
+        fix = fix or (
+            "Compile again for these, or call the function that it was compiled from, "
+            "which does."
+        )
+        return TypeError(
+            f"{self!r} was called with arguments other than those it was compiled for: "
+            f"{difference} {fix}"
+        )
 
     @property
     def input_shardings(self) -> Trees:
@@ -346,3 +358,9 @@ def platform_of_call(leaves: Sequence[Any]) -> str:
 
 def _nothing(static: Any) -> None:
     return None
+
+
+_OF_STRUCT: Final = (
+    "A `jax.ShapeDtypeStruct` stood for an array: pass an array, or call the function that "
+    "it was compiled from, which takes the struct as a static value."
+)

@@ -141,7 +141,8 @@ def _numpy_equal(a: Any, b: Any, tolerances: tuple[Any, Any] | None) -> bool:
     a, b = _promoted(a, b)
     if tolerances is not None and is_inexact_array(a):
         a, b = _widen(np.asarray(a)), _widen(np.asarray(b))
-        return np.allclose(a, b, *map(np.asarray, tolerances))
+        rtol, atol = map(np.asarray, tolerances)
+        return np.allclose(a, b, rtol, atol)
     return bool((a == b).all())
 
 

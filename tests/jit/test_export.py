@@ -251,6 +251,22 @@ class TestRefusals:
         with pytest.raises(ValueError, match=f"`{path}` is the static"):
             f.serialize()
 
+    def test_parts_of_an_index_are_described(self):
+        def take(model, x, axis=...):
+            return {"part": x[model.size], "size": model.size, "rest": (axis, range(3))}
+
+        for index in (slice(1, 3), ..., (slice(None, None, 2), ...), (..., slice(2))):
+            m = Model(1, size=index)
+            f = loaded(eqx.filter_export(take)(m, FLOAT))
+            out = f(m, jnp.arange(3.0))
+            assert out["part"].tolist() == jnp.arange(3.0)[index].tolist()
+            assert out["size"] == index and out["rest"] == (..., range(3))
+            for other in (slice(1, 2), slice(1.0, 3), slice(True, 3), (...,), None):
+                with pytest.raises(
+                    TypeError, match=r"`model\.size` was the static value"
+                ):
+                    f(Model(1, size=other), jnp.arange(3.0))
+
     def test_signed_zeros_differ_and_nans_do_not(self):
         f = loaded(eqx.filter_export(lambda x, k: x * k)(FLOAT, 0.0))
         f(jnp.ones(3), 0.0)
@@ -426,7 +442,12 @@ VALUES = st.recursive(
         st.complex_numbers(),
         st.text(),
         st.binary(),
-        st.sampled_from([jnp.tanh, Model, top_level, Colour.RED, np.dtype("int8")]),
+        st.sampled_from(
+            [jnp.tanh, Model, top_level, Colour.RED, np.dtype("int8"), ...]
+        ),
+        st.builds(range, st.integers(0, 3), st.integers(0, 3)),
+        # In Python 3.11, a slice is no argument, but may be in a static field.
+        st.builds(lambda *x: Model(1, size=slice(*x)), SCALARS, SCALARS),
         st.builds(Config, SCALARS),
         st.builds(OfAttrs, SCALARS),
         st.builds(lambda policy: Model(1, size=policy), POLICIES),

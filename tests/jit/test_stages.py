@@ -359,6 +359,37 @@ class TestCalls:
             with pytest.raises(eqx.DonationError, match=r"`model\['w'\]`.*to `update`"):
                 compiled(model, x, n)
 
+    @pytest.mark.parametrize("donate", ["none", "arrays"])
+    @pytest.mark.parametrize(
+        ("other", "now"),
+        [
+            (jnp.ones(4), "float32[4]"),
+            (jnp.ones((3, 1)), "float32[3,1]"),
+            (jnp.array(1.0), "float32[]"),
+            (np.ones(3, np.int8), "int8[3]"),
+            (jnp.ones(3, jnp.bfloat16), "bfloat16[3]"),
+        ],
+    )
+    def test_array_of_another_type_is_named(self, other, now, donate):
+        def f(model, x):
+            return model["layers"][0] + 1, 2 * x
+
+        jitted = eqx.filter_jit(f, donate=donate)
+        compiled = jitted.lower({"layers": [FLOAT]}, FLOAT).compile()
+        x = jnp.ones(3)
+        with pytest.raises(TypeError) as caught:
+            compiled({"layers": [other]}, x)
+        text = str(caught.value)
+        assert (
+            f"`model['layers'][0]` was an array float32[3], and is now {now}." in text
+        )
+        assert (
+            "other than those it was compiled for" in text and "Compile again" in text
+        )
+        assert "enable_x64" not in text and caught.value.__suppress_context__
+        out = compiled({"layers": [np.ones(3)]}, x)  # of 64 bits: converted
+        assert out[0].tolist() == [2, 2, 2]
+
     def test_is_refused_under_a_transformation(self):
         x = jnp.ones(3)
         compiled = eqx.filter_jit(lambda x: x + 1, donate="arrays").lower(x).compile()

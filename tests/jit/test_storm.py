@@ -240,3 +240,200 @@ def test_it_can_be_switched_off():
         f = eqx.filter_jit(lambda x, i: x)
         for i in range(20):
             f(jnp.ones(2), i)
+
+
+def combinations(i):
+    """Different arguments in each call, each place with few values."""
+    places = [X if i >> k & 1 else None for k in range(5)]
+    return places if i < 32 else [*places, X]
+
+
+WEAK = [
+    lambda: jnp.array(1, jnp.float32),
+    lambda: jnp.array(1.0),
+    lambda: 1,
+    lambda: True,
+]
+
+
+@pytest.mark.parametrize(
+    ("argument", "place"),
+    [
+        (lambda i: type(f"T{i}", (), {}), "`a` was the static value <class"),
+        (
+            lambda i: type(f"T{i}", (eqx.Module,), {"__annotations__": {}})(),
+            "`a` was an? T",
+        ),
+        (lambda i: np.ones(i // 11 + 1, DTYPES[i % 11]), "They differ at `a`"),
+        (combinations, r"They differ at (`a\[\d\]`(, )?){5}"),
+        (
+            lambda i: [WEAK[i // 4**k % 4]() for k in range(3)],
+            r"`a\[0\]`.*`a\[1\]`",
+        ),
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"donate": "arrays"}])
+def test_thirty_two_traces_are_warned_of_whatever_differs(argument, place, options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        assert storm(argument, 31, **options) == []
+        (warning,) = storm(argument, 40, **options)
+    text = str(warning.message)
+    assert "This is trace 32 of the function, and each of them is compiled" in text
+    assert "`step` is retraced." in text and "EQX_RETRACE_WARNING=off" in text
+    assert warning.filename == __file__
+    with pytest.raises(AssertionError, match=place):
+        raise AssertionError(text)
+
+
+def test_traces_of_stages_and_of_other_programs_are_not_counted_in_total():
+    step = eqx.filter_jit(lambda x, a: jnp.sum(x))
+
+    def run():
+        for i in range(40):
+            step.lower(X, type(f"T{i}", (), {}))
+            jax.jit(lambda x, i=i: step(x, type(f"U{i}", (), {})))(X)
+        for i in range(30):
+            step(X, type(f"V{i}", (), {}))
+
+    assert warnings_of(run) == []
+
+
+def test_eighth_function_of_the_same_code_is_warned_of():
+    def epochs(number):
+        for epoch in range(number):
+
+            @eqx.filter_jit
+            def step(x):
+                return x + epoch  # noqa: B023
+
+            assert step(step(X))[0] == 1 + 2 * epoch
+
+    code = next(x for x in epochs.__code__.co_consts if hasattr(x, "co_name"))
+    (warning,) = warnings_of(lambda: epochs(20))
+    text = str(warning.message)
+    assert f"({__file__}:{code.co_firstlineno})" in text
+    assert (
+        "`step` is a new function with the code of 7 functions that were compiled"
+        in text
+    )
+    assert (
+        "define it once, outside of the loop" in text and "EQX_RETRACE_WARNING" in text
+    )
+    assert warning.filename == __file__
+
+
+def wrapped(function):
+    return eqx.filter_jit(function)(X)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda i: wrapped(lambda x: x),
+        lambda i: wrapped(lambda x: x * i),
+        lambda i: wrapped(functools.partial(lambda n, x: x * n, i)),
+        lambda i: wrapped(eqx.filter_vmap(lambda x: x * i)),
+        lambda i: wrapped(functools.wraps(wrapped)(lambda x: x)),
+        lambda i: eqx.filter_jit(lambda x: x, donate="arrays")(jnp.ones(2)),
+        lambda i: HELD.append(eqx.filter_jit(lambda x: x)) or HELD[-1](X),
+    ],
+)
+def test_functions_of_the_same_code_are_counted_if_they_were_compiled(call):
+    assert warnings_of(lambda: [call(i) for i in range(7)]) == []
+    (warning,) = warnings_of(lambda: [call(i) for i in range(7)])
+    assert "7 functions that were compiled before" in str(warning.message)
+    assert warnings_of(lambda: [call(i) for i in range(20)]) == []
+
+
+HELD: list[Any] = []
+
+
+class Agent:
+    def step(self, x):
+        return x
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda: eqx.filter_jit(Agent.step),  # one function: one program
+        lambda: eqx.filter_jit(Agent().step),  # as many agents, of one method
+        lambda: eqx.filter_jit(eqx.nn.Identity()),
+        lambda: eqx.filter_jit(eqx.nn.Identity().__call__),
+        lambda: eqx.filter_jit(jnp.sin),
+        lambda: eqx.filter_jit(lambda x: x).lower(X).compile(),
+    ],
+)
+def test_one_function_that_is_wrapped_many_times_is_not_warned_of(wrap):
+    first = wrap()
+    args = (Agent(), X) if getattr(first, "__wrapped__", None) is Agent.step else (X,)
+    assert warnings_of(lambda: [wrap()(*args) for _ in range(20)]) == []
+
+
+def test_functions_that_are_not_compiled_are_not_counted():
+    def make(i):
+        return eqx.filter_jit(lambda x: x * i)
+
+    assert warnings_of(lambda: [make(i) for i in range(20)]) == []
+    assert warnings_of(lambda: [make(i).eval_shape(X) for i in range(20)]) == []
+    assert (
+        warnings_of(lambda: [jax.jit(lambda x, i=i: make(i)(x))(X) for i in range(20)])
+        == []
+    )
+    assert warnings_of(lambda: [make(i)(X) for i in range(7)]) == []
+    assert len(warnings_of(lambda: make(7)(X))) == 1
+
+
+def test_cleared_caches_and_the_next_test_start_a_new_count(monkeypatch):
+    def make(i):
+        return eqx.filter_jit(lambda x: x * i)
+
+    step = make(0)
+    for clear in (step.clear_cache, eqx.clear_caches):
+        for _ in range(20):  # the same function is not another one
+            assert warnings_of(lambda: step(X)) == []
+            clear()
+    for i in range(40):
+        if i % 7 == 0:
+            eqx.clear_caches()
+        assert warnings_of(lambda i=i: make(i)(X)) == []
+    for i in range(40):
+        monkeypatch.setenv("PYTEST_CURRENT_TEST", f"test {i // 7}")
+        assert warnings_of(lambda i=i: make(i)(X)) == []
+
+
+def test_counted_functions_and_their_code_are_freed():
+    from equinox_like._jit.retrace import _functions
+
+    scope: dict[str, Any] = {}
+    exec("def make(i):\n return lambda x: x * i", scope)
+    arrays, functions = [], []
+    for _ in range(5):
+        array = jnp.ones(2)
+        function = scope["make"](array)
+        eqx.filter_jit(function)(X[:2])
+        arrays.append(weakref.ref(array))
+        functions.append(weakref.ref(function))
+    code = weakref.ref(function.__code__)
+    number = len(_functions)
+    del array, function
+    gc.collect()
+    assert not any(ref() for ref in [*arrays, *functions])
+    scope.clear()
+    gc.collect()
+    assert code() is None and len(_functions) == number - 1
+
+
+def test_functions_of_the_same_code_are_counted_in_all_threads():
+    def call(i):
+        eqx.filter_jit(lambda x: x * i)(X)
+
+    def run():
+        threads = [threading.Thread(target=call, args=(i,)) for i in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    assert len(warnings_of(run)) == 1
