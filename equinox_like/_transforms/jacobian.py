@@ -3,6 +3,7 @@
 The outer structure is that of the output, the inner one that of the first argument.
 """
 
+import typing
 from collections.abc import Callable
 from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
@@ -26,6 +27,7 @@ _T = TypeVar("_T")
 _Aux = TypeVar("_Aux")
 
 
+@typing.runtime_checkable  # by beartype, for example
 class _MakesJacobian(Protocol):
     """The type of the three functions below."""
 
