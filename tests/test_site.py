@@ -31,6 +31,7 @@ WITHOUT_ENTRY = {
     "equinox_like.nn.Dropout.deterministic",
     "equinox_like.nn.Dropout.is_active",
     "equinox_like.nn.LoRA.is_stateful",
+    "equinox_like.nn.Mixed.is_stateful",
     "equinox_like.nn.Quantized.is_stateful",
     "equinox_like.nn.RotaryPositionalEmbedding.precompute_freqs_cis",
     "equinox_like.nn.RotaryPositionalEmbedding.rotate_half",

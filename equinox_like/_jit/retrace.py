@@ -294,7 +294,7 @@ class Storm:
     def warning(self, retrace: Retrace) -> str | None:
         """The text of the warning, if this retrace causes it."""
         with self._lock:
-            if not self.is_watched:
+            if not (self.is_watched and retrace.differences):
                 return None
             self._number += 1
             text = self._warning_of_place(retrace)

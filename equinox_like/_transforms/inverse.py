@@ -114,33 +114,42 @@ def _inlined(closed: Any) -> tuple[list[_Equation], list[int], list[Any]]:
     # Equal slices of an array share their numbers, so that all are known when one is.
     slices: dict[Any, list[Any]] = {}
     new = itertools.count(1).__next__
-
-    def inline(jaxpr: Any, ins: list[Any]) -> list[Any]:
-        """Adds the equations, and returns the numbers of the outputs."""
-        numbers = dict(zip([*jaxpr.constvars, *jaxpr.invars], ins, strict=True))
-
-        def read(atom: Any) -> Any:
-            return _Literal(atom.val) if is_literal(atom) else numbers[atom]
-
-        for equation in jaxpr.eqns:
-            given = [read(atom) for atom in equation.invars]
-            name, params = name_and_params(equation)
-            if name in _CALLS:
-                inner, consts = opened(params[_CALLS[name]])
-                outs = inline(inner, [*map(_Literal, consts), *given])
-            elif (key := _slice_key(equation, given)) in slices:
-                outs = slices[key]
-            else:
-                outs = [new() for _ in equation.outvars]
-                equations.append(_Equation(jaxpr, equation, given, outs))
-                if key is not None:
-                    slices[key] = outs
-            numbers.update(zip(equation.outvars, outs, strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
-
     jaxpr = closed.jaxpr
     inputs = [new() for _ in [*jaxpr.constvars, *jaxpr.invars]]
-    return equations, inputs, inline(jaxpr, inputs)
+    return equations, inputs, _inline(jaxpr, inputs, new, equations, slices)
+
+
+# Not nested in `_inlined`: a function that calls itself there would keep itself, and all
+# that it has seen, until the garbage collector runs.
+def _inline(
+    jaxpr: Any,
+    ins: list[Any],
+    new: Callable[[], int],
+    equations: list[_Equation],
+    slices: dict[Any, list[Any]],
+) -> list[Any]:
+    """Adds the equations, and returns the numbers of the outputs."""
+    numbers = dict(zip([*jaxpr.constvars, *jaxpr.invars], ins, strict=True))
+
+    def read(atom: Any) -> Any:
+        return _Literal(atom.val) if is_literal(atom) else numbers[atom]
+
+    for equation in jaxpr.eqns:
+        given = [read(atom) for atom in equation.invars]
+        name, params = name_and_params(equation)
+        if name in _CALLS:
+            inner, consts = opened(params[_CALLS[name]])
+            known = [*map(_Literal, consts), *given]
+            outs = _inline(inner, known, new, equations, slices)
+        elif (key := _slice_key(equation, given)) in slices:
+            outs = slices[key]
+        else:
+            outs = [new() for _ in equation.outvars]
+            equations.append(_Equation(jaxpr, equation, given, outs))
+            if key is not None:
+                slices[key] = outs
+        numbers.update(zip(equation.outvars, outs, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
 
 
 def _slice_key(equation: Any, ins: list[Any]) -> Any:

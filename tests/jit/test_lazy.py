@@ -131,6 +131,9 @@ def array(n=2):
     return jnp.arange(float(n))
 
 
+# All tests share `identity`, which is traced for each kind of tree.
+pytestmark = pytest.mark.filterwarnings("ignore::equinox_like.RetraceWarning")
+
 TREES = {
     "leaf": lambda: Leaf(array()),
     "defaults overridden": lambda: Leaf(array(), rate=array(1), size=4),
