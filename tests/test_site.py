@@ -298,6 +298,7 @@ def search(site: Path):
         ("logging", "recipes/early-stopping/", ""),
         ("wandb", "recipes/early-stopping/", ""),
         ("gradient accumulation", "recipes/accumulation/", ""),
+        ("large vocabulary", "recipes/large-vocabulary/", ""),
         ("GAN", "recipes/gan/", ""),
         ("VAE", "recipes/vae/", ""),
         ("PINN", "recipes/pinn/", ""),

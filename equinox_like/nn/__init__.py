@@ -52,6 +52,7 @@ from ._layers.conv_transpose import (
     ConvTranspose2d as ConvTranspose2d,
     ConvTranspose3d as ConvTranspose3d,
 )
+from ._layers.cross_entropy import linear_cross_entropy as linear_cross_entropy
 from ._layers.einsum import Einsum as Einsum
 from ._layers.elementwise import Dropout as Dropout, PReLU as PReLU
 from ._layers.embedding import (

@@ -18,7 +18,7 @@ from ..._compat.tracing import known_array
 from ..._core.sharding import default_device, platform_of
 from ..._typing import ArrayLike
 from .._base.arguments import wrong_value
-from .._base.precision import accumulation_dtype, in_float32, is_half
+from .._base.precision import accumulation_dtype, in_float32, is_half, product_with_rows
 from .._base.sharding import explicit_mesh, parts, split_along
 from .._layers.elementwise import Dropout
 from .masks import Visible, combine_masks
@@ -121,26 +121,6 @@ def _logits(query: Array, key: Array, scale: Any, product: Any) -> Array:
     return product(_scaled(query, size, scale), key)
 
 
-def _product(query: Array, key: Array) -> Array:
-    if is_half(query, key):
-        return _half_product(query, key)
-    return jnp.einsum("sd,Sd->sS", query, key)
-
-
-@jax.custom_jvp
-def _half_product(query: Array, key: Array) -> Array:
-    # In half precision the differences of large logits would be lost, or infinite.
-    return jnp.einsum("sd,Sd->sS", query, key, preferred_element_type=jnp.float32)
-
-
-@_half_product.defjvp
-def _(primals: Any, tangents: Any) -> Any:
-    # The products of the backward pass take half precision, too, for their speed.
-    (q, k), (dq, dk) = primals, tangents
-    tangent = jnp.einsum("sd,Sd->sS", dq, k) + jnp.einsum("sd,Sd->sS", q, dk)
-    return _half_product(q, k), tangent.astype(jnp.float32)
-
-
 def _softmax(logits: Array, mask: Array | None, bias: Array | None) -> Array:
     # Before the bias is added: in half precision, large biases would be rounded.
     logits = logits.astype(accumulation_dtype(logits))
@@ -156,7 +136,7 @@ def _softmax(logits: Array, mask: Array | None, bias: Array | None) -> Array:
 def attention_weights(
     query: Array, key: Array, mask: Any, bias: Any, scale: Any
 ) -> Array:
-    logits = _logits(query, key, scale, _product)
+    logits = _logits(query, key, scale, product_with_rows)
     return _softmax(logits, mask, bias).astype(jnp.result_type(query, key))
 
 

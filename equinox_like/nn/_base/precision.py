@@ -225,6 +225,28 @@ def summed_in_float32(
     return call
 
 
+def product_with_rows(x: Array, rows: Array) -> Array:
+    """`x @ rows.T`, in float32 if the arrays are in half precision."""
+    return (_half_product if is_half(x, rows) else _product)(x, rows)
+
+
+_product = functools.partial(jnp.einsum, "...d,vd->...v")
+
+
+@jax.custom_jvp
+def _half_product(x: Array, rows: Array) -> Array:
+    # In half precision the differences of large logits would be lost, or infinite.
+    return _product(x, rows, preferred_element_type=jnp.float32)
+
+
+@_half_product.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    # The products of the backward pass take half precision, too, for their speed.
+    (x, rows), (dx, d_rows) = primals, tangents
+    tangent = _product(dx, rows) + _product(x, d_rows)
+    return _half_product(x, rows), tangent.astype(jnp.float32)
+
+
 def floating(taker: str, name: str, dtype: DTypeLike | None) -> Any:
     """`dtype` as a NumPy dtype, after validating that it is real floating or `None`."""
     if dtype is None:
