@@ -39,7 +39,7 @@ def call_part(
     try:
         return function(*args, **kwargs)
     except Exception as error:
-        note_path(error)
+        add_note_on_path(error)
         leave_out_this_frame(error)
         raise
 
@@ -60,7 +60,7 @@ def path_here() -> str:
     return _path(sys._getframe(1))
 
 
-def note_path(error: BaseException) -> None:
+def add_note_on_path(error: BaseException) -> None:
     """Adds the path as a note, once. Call it in an `except` clause."""
     entry: Any = error.__traceback__
     depth, note = getattr(error, "_noted_", (0, None))

@@ -79,7 +79,7 @@ class LeafError(RuntimeError):
 class _OfLayer:
     """For an error whose message begins with the path of the layer that makes it."""
 
-    _noted_ = sys.maxsize, None  # for `note_path`
+    _noted_ = sys.maxsize, None  # for `add_note_on_path`
 
     def __init__(self, *args: Any):
         if args and not str(args[0]).startswith("At `") and (path := path_here()):

@@ -18,8 +18,8 @@ from typing import Any
 from ._tree.glob import check_patterns as _check_patterns
 from ._tree.nodes import describe_node as _described
 from ._tree.require import (
-    refuse_callable_leaf as _refuse_callable_leaf,
-    refuse_class as _refuse_class,
+    check_not_callable as _check_not_callable,
+    check_not_class as _check_not_class,
 )
 
 try:
@@ -141,9 +141,9 @@ class Save(_ocp.args.CheckpointArgs):
     tree: Any
 
     def __post_init__(self) -> None:
-        _refuse_callable_leaf(self.tree, "tree")
+        _check_not_callable(self.tree, "tree")
         # A later error would leave a partly written step in Orbax's folder.
-        _trees.refuse_unsavable(self.tree)
+        _trees.check_savable(self.tree)
 
 
 @_ocp.args.register_with_handler(TreeHandler, for_restore=True)
@@ -178,7 +178,7 @@ class Restore(_ocp.args.CheckpointArgs):
     at: str | Iterable[str] | None = None
 
     def __post_init__(self) -> None:
-        _refuse_class(self.like, "like")
+        _check_not_class(self.like, "like")
         if self.at is not None:
             several = isinstance(self.at, Iterable) and not isinstance(self.at, str)
             patterns: list[Any] = list(self.at) if several else [self.at]

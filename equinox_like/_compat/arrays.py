@@ -50,7 +50,7 @@ def may_be_donated(x: Any) -> bool:
 _in_part: Final[weakref.WeakValueDictionary[int, Any]] = weakref.WeakValueDictionary()
 
 
-def note_part(x: Any) -> None:
+def record_deleted_part(x: Any) -> None:
     """Has `is_array_deleted` tell that a part of `x` is deleted."""
     x = stored_as(x)
     _in_part[id(x)] = x

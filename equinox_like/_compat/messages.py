@@ -41,41 +41,41 @@ _UNSTABLE: Final = "no compatibility guarantees"
 _CUDNN: Final = re.compile(r"custom_call @(__cudnn\$\w+)")
 
 
-def tells_of_deleted_array(error: BaseException) -> bool:
+def is_deleted_array_error(error: BaseException) -> bool:
     return any(text in str(error) for text in _DELETED)
 
 
-def tells_of_shared_buffer(error: BaseException) -> bool:
+def is_shared_buffer_error(error: BaseException) -> bool:
     """Whether a donated array was also passed in another place."""
     return any(text in str(error) for text in _SHARED)
 
 
-def tells_of_nan(error: BaseException) -> bool:
+def is_nan_error(error: BaseException) -> bool:
     """Whether `jax_debug_nans` or `jax_debug_infs` found something."""
     return type(error).__name__ == "InternalFloatingPointError"
 
 
-def tells_of_missing_mesh(error: BaseException) -> bool:
+def is_missing_mesh_error(error: BaseException) -> bool:
     return "non-empty mesh" in str(error)
 
 
-def tells_of_other_sharding(error: BaseException) -> bool:
+def is_other_sharding_error(error: BaseException) -> bool:
     """Whether an argument of `jax.jit` is not sharded as `in_shardings` says."""
     return "does not match the sharding" in str(error)
 
 
-def tells_of_other_specs(error: BaseException) -> bool:
+def is_other_specs_error(error: BaseException) -> bool:
     """Whether an argument of `jax.shard_map` is not sharded as `in_specs` says."""
     return "does not match the specs of the input" in str(error)
 
 
-def tells_of_callback(error: BaseException) -> bool:
+def is_callback_error(error: BaseException) -> bool:
     """Whether a program that calls Python was to be exported, or to be lowered for
     another platform than that of this host, or for several."""
     return any(text in str(error) for text in _CALLBACK)
 
 
-def tells_of_unconverted(error: BaseException) -> bool:
+def is_unconverted_error(error: BaseException) -> bool:
     """Whether JAX was given an object that it does not convert to an array."""
     return any(text in str(error) for text in _UNCONVERTED)
 

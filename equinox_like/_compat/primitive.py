@@ -26,7 +26,7 @@ import numpy as np
 from jax.interpreters import ad, batching, mlir
 
 from .._warn import warn
-from .messages import tells_of_callback
+from .messages import is_callback_error
 
 
 def find(*cores: str) -> Any:
@@ -154,7 +154,7 @@ def lower_host_call(
             return mlir.lower_fun(by_jax, multiple_results=False)(context, *args)
         _emit_on_every_device(context, args, function, emit)
     except (NotImplementedError, ValueError) as e:
-        if tells_of_callback(e):
+        if is_callback_error(e):
             raise
         _warn_of_backend(context.module_context.platforms[0], str(e))
     return [mlir.ir_constant(np.asarray(True))]
@@ -244,7 +244,7 @@ def _lower_number(context: Any, *, item: Any) -> Any:
 def _lower(context: Any, *args: Any, **params: Any) -> Any:
     for key in ("function", "on_tpu"):
         params[key] = functools.partial(params[key], _items_of(context))
-    # JAX's own text, which `tells_of_callback` knows. With rules for single platforms, JAX
+    # JAX's own text, which `is_callback_error` knows. With rules for single platforms, JAX
     # would fail with another before it calls one.
     platforms = context.module_context.platforms
     if len(platforms) > 1:

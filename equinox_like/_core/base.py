@@ -16,7 +16,7 @@ import jax
 import jax.tree_util as jtu
 
 from .._annotations import signature_of
-from .._call_path import note_path, outer_call
+from .._call_path import add_note_on_path, outer_call
 from .._compat.sources import pass_over, was_cut
 from .._module.construct import filled
 from .._module.fields import field
@@ -161,7 +161,7 @@ def _are_copies(one: Any, other: Any) -> bool:
 DEPRECATED: Final = ("default", "fn", "args", "kwargs", "out")
 
 
-def refuse_deprecated(
+def check_not_deprecated(
     transformation: str, deprecated: Iterable[str], given: Mapping[str, Any], fix: str
 ) -> None:
     for name in deprecated:
@@ -194,7 +194,7 @@ def hide_frames(error: BaseException) -> None:
     off both. The last frame stays, because the error was raised there, unless JAX has
     removed later ones. Before, the path of the layer is noted, which they tell.
     """
-    note_path(error)
+    add_note_on_path(error)
     if jax.config.jax_traceback_filtering == "off":  # pyright: ignore[reportAttributeAccessIssue]
         return
     entries = []

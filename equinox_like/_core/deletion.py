@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from .._compat.arrays import MAY_CRASH, note_part
+from .._compat.arrays import MAY_CRASH, record_deleted_part
 
 
 def delete_array(x: jax.Array) -> None:
@@ -32,7 +32,7 @@ class _Fatal:
     def add(self, in_part: Sequence[jax.Array] = ()) -> None:
         """After arrays on several devices were deleted, `in_part` not as a whole."""
         for x in in_part:
-            note_part(x)
+            record_deleted_part(x)
         self.exist |= MAY_CRASH or bool(in_part)
 
 

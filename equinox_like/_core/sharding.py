@@ -52,7 +52,7 @@ def require_axis(
         ) from cause
 
 
-def refuse_other(option: str, name: str, spec: Any) -> None:
+def check_is_sharding(option: str, name: str, spec: Any) -> None:
     if spec is not None and not is_sharding(spec):
         raise ValueError(
             f"`{option}` gives {spec!r} for `{name}`: it must be a sharding, a "
@@ -60,7 +60,7 @@ def refuse_other(option: str, name: str, spec: Any) -> None:
         )
 
 
-def refuse_misfit(
+def check_fits(
     option: str,
     name: str,
     spec: Any,
@@ -116,7 +116,7 @@ def in_memory(x: Any, spec: Any) -> Any:
     return jax.device_put(x, jax.memory.Space.Host) if is_host else x
 
 
-def refuse_memory(option: str, name: str, spec: Any, x: Any) -> None:
+def check_memory(option: str, name: str, spec: Any, x: Any) -> None:
     """Raises `ValueError` if the traced array `x` is in another memory than `spec` says.
 
     JAX ignores the memory of a constraint. Within a trace it moves nothing to unpinned
@@ -143,7 +143,7 @@ def constrain(option: str, name: str, x: Any, spec: Any) -> Any:
     sharding. Automatic axes need `with_sharding_constraint`, which has a gradient only
     if no axis is explicit. A mesh with both needs both.
     """
-    refuse_memory(option, name, spec, x)
+    check_memory(option, name, spec, x)
     mesh, parts = jax.sharding.get_abstract_mesh(), getattr(spec, "spec", spec)
     if not isinstance(parts, PartitionSpec):
         return jax.lax.with_sharding_constraint(x, spec)
@@ -157,7 +157,7 @@ def constrain(option: str, name: str, x: Any, spec: Any) -> Any:
     typed = _explicit_part(spec, kinds)
     if AxisType.Auto not in kinds.values():
         return jax.sharding.reshard(x, typed)
-    _refuse_order(option, name, parts, x, kinds)
+    _check_order(option, name, parts, x, kinds)
     explicit = tuple(axis for axis, kind in kinds.items() if kind == AxisType.Explicit)
     all_automatic: Any = jax.sharding.auto_axes(
         lambda x: jax.lax.with_sharding_constraint(x, parts),
@@ -167,7 +167,7 @@ def constrain(option: str, name: str, x: Any, spec: Any) -> Any:
     return all_automatic(x)
 
 
-def _refuse_order(
+def _check_order(
     option: str, name: str, spec: PartitionSpec, x: Any, kinds: dict[Any, AxisType]
 ) -> None:
     """Raises `ValueError` where JAX would change the order of a dimension's axes."""

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import jax.tree_util as jtu
 import numpy as np
 
-from .._compat.messages import tells_of_unconverted
+from .._compat.messages import is_unconverted_error
 from .._module.instance import function_of, name_of
 from .._tree.filters import has_conversion, is_array
 from .._tree.nodes import MAKE_A_PYTREE, path_str, with_article
@@ -62,7 +62,7 @@ def name_unconverted(
 ) -> None:
     """Replaces the message of such an error, raised by a call of `fun` with these
     arguments, by one with the path."""
-    if not tells_of_unconverted(error):
+    if not is_unconverted_error(error):
         return
     for name, tree in named_arguments(fun, args, kwargs):
         for path, leaf in jtu.tree_leaves_with_path(tree):

@@ -14,10 +14,10 @@ import jax
 import jax.tree_util as jtu
 
 from .._compat.arrays import weakly_typed
-from .._tree.cycles import refuse_cycle
+from .._tree.cycles import check_no_cycle
 from .._tree.deleted import deleted_named
 from .._tree.nodes import describe_node, plain_path
-from .._tree.require import refuse_callable_leaf, refuse_class
+from .._tree.require import check_not_callable, check_not_class
 from .._typing import FilePath, Readable, Writable
 from .faults import OTHER_SUM, Faults, Wanted, error_at, is_unicode, renamer
 from .files import is_file, is_path, replacing, with_suffix, write_all
@@ -83,8 +83,8 @@ def save(
         assert eqx.load_metadata("model") == {"trained": "yes"}
         ```
     """
-    refuse_callable_leaf(tree, "tree")
-    refuse_cycle("tree", tree)
+    check_not_callable(tree, "tree")
+    check_no_cycle("tree", tree)
     texts = _check_metadata(metadata)
     place = _located(path_or_file, "wb")
     is_open = not is_path(place)
@@ -177,8 +177,8 @@ def load(
         assert eqx.tree_equal(eqx.load("model", like), model)
         ```
     """
-    refuse_class(like, "like")
-    refuse_cycle("like", like)
+    check_not_class(like, "like")
+    check_no_cycle("like", like)
     file = File(_located(path_or_file, "rb"))
     items, treedef = jtu.tree_flatten_with_path(like)
     where = shardings_for(like, shardings)

@@ -27,7 +27,7 @@ from .._tree.arrays import (
     is_weak,
     with_key,
 )
-from .._tree.cycles import refuse_cycle
+from .._tree.cycles import check_no_cycle
 from .._tree.filters import is_array, is_array_or_struct
 from .._tree.glob import matches_above, near_paths
 from .._tree.nodes import listed, plain_path
@@ -54,9 +54,9 @@ _MAX_NAME: Final = 60_000
 _FILLER: Final = "<no arrays>"
 
 
-def refuse_unsavable(tree: Any) -> None:
+def check_savable(tree: Any) -> None:
     """Raises `LeafError` for a leaf that cannot be saved, or a path that occurs twice."""
-    refuse_cycle("tree", tree)
+    check_no_cycle("tree", tree)
     names: set[str] = set()
     for path, leaf in jtu.tree_leaves_with_path(tree):
         name = plain_path(path)
@@ -181,7 +181,7 @@ def restored(arrays: Any, directory: Any, like: Any, shardings: Any, at: Any) ->
                 "there, without values. Put an array there, or add the path to `at`.",
                 path,
             )
-    _refuse_differences(directory, list(wanted.values()), saved, at is None)
+    _check_as_saved(directory, list(wanted.values()), saved, at is None)
     read = _read(arrays, directory, list(wanted.values()))
     leaves = [
         _leaf(wanted[i], read) if i in wanted else leaf
@@ -230,7 +230,7 @@ def _chosen(names: list[str], at: Any) -> list[bool]:
     return [any(each) for each in zip(*flags, strict=True)]
 
 
-def _refuse_differences(
+def _check_as_saved(
     directory: Any, wanted: list[Wanted], saved: dict[str, Any], is_whole: bool
 ) -> None:
     faults = Faults(str(directory), "the checkpoint")
@@ -266,7 +266,7 @@ def _read(arrays: Any, directory: Any, wanted: list[Wanted]) -> dict[str, Any]:
     wanted = [x for x in wanted if is_array_or_struct(x.like) and x.like.size]
     faults = Faults(str(directory), "the checkpoint")
 
-    def refuse_damaged(problems: Iterable[str | None]) -> None:
+    def check_undamaged(problems: Iterable[str | None]) -> None:
         for leaf, problem in zip(wanted, problems, strict=True):
             if problem is not None:
                 faults.note(leaf, f"is damaged: {problem}")
@@ -276,10 +276,10 @@ def _read(arrays: Any, directory: Any, wanted: list[Wanted]) -> dict[str, Any]:
         read = _read_together(arrays, directory, wanted)
     except Exception:
         read = {}
-        refuse_damaged([_why_unread(arrays, directory, x, read) for x in wanted])
-    refuse_damaged(_difference(x, read[x.name]) for x in wanted)
+        check_undamaged([_why_unread(arrays, directory, x, read) for x in wanted])
+    check_undamaged(_difference(x, read[x.name]) for x in wanted)
     sums = zip(wanted, content_sums(read.values()), strict=True)
-    refuse_damaged(None if s == x.saved["sum"] else OTHER_SUM for x, s in sums)
+    check_undamaged(None if s == x.saved["sum"] else OTHER_SUM for x, s in sums)
     return read
 
 

@@ -15,11 +15,11 @@ import numpy as np
 
 from .._compat.arrays import Put, putter
 from .._errors import LeafError
-from .._tree.cycles import refuse_cycle
+from .._tree.cycles import check_no_cycle
 from .._tree.deleted import deleted_named
 from .._tree.match import flatten_up_to
 from .._tree.nodes import describe_node, listed, path_str, plain_path
-from .._tree.require import refuse_class
+from .._tree.require import check_not_class
 from .._typing import FilePath, Readable, Writable
 from .faults import OTHER_SUM, Path, by_container, error_at, hint_of_names, other_prefix
 from .files import content_of, is_file, opened, replacing, whole, with_suffix
@@ -92,7 +92,7 @@ def tree_serialise_leaves(
         ```
     """
     if filter_spec is default_serialise_filter_spec:
-        refuse_class(pytree, "pytree")
+        check_not_class(pytree, "pytree")
     items, _ = _assign(filter_spec, pytree, is_leaf, "pytree")
     if is_file(path_or_file, "write"):
         file = whole(path_or_file)
@@ -164,7 +164,7 @@ def tree_deserialise_leaves(
         ```
     """
     if filter_spec is default_deserialise_filter_spec:
-        refuse_class(like, "like")
+        check_not_class(like, "like")
     items, rebuild = _assign(filter_spec, like, is_leaf, "like")
     put = putter(copy=True)
     if is_file(path_or_file, "read"):
@@ -174,7 +174,7 @@ def tree_deserialise_leaves(
     with opened(path) as file:
         saved = find_index(file)
         leaves = list(_read_leaves(file, items, put, saved, content_of(file)))
-        _refuse_rest(file, items, saved)
+        _check_at_end(file, items, saved)
     return rebuild(leaves)
 
 
@@ -183,7 +183,7 @@ def tree_deserialise_leaves(
 
 def _assign(filter_spec: Any, tree: Any, is_leaf: Any, name: str):
     """The function, path and value of each leaf; and a function to rebuild the tree."""
-    refuse_cycle(name, tree)
+    check_no_cycle(name, tree)
     specs, treedef = jtu.tree_flatten_with_path(filter_spec)
     subtrees = flatten_up_to(treedef, filter_spec, tree, "filter_spec", name)
     items, treedefs = [], []
@@ -291,7 +291,7 @@ def _read_leaf(file: Any, spec: Any, path: Path, like: Any, put: Put) -> Any:
     return leaf
 
 
-def _refuse_rest(file: Any, items: list[Any], saved: FileIndex | None) -> None:
+def _check_at_end(file: Any, items: list[Any], saved: FileIndex | None) -> None:
     end = file.tell()
     written = read_index(file)
     if written is None and saved is not None:

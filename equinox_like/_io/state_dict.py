@@ -17,10 +17,10 @@ from .._tree.arrays import (
     with_key,
     without_key,
 )
-from .._tree.cycles import refuse_cycle
+from .._tree.cycles import check_no_cycle
 from .._tree.filters import is_array, is_array_or_struct
 from .._tree.nodes import describe_node, path_str
-from .._tree.require import refuse_class
+from .._tree.require import check_not_class
 from .faults import Faults, Path, Wanted, other_prefix, renamer
 from .files import is_path
 from .placement import put_like, shardings_for
@@ -70,7 +70,7 @@ def state_dict(tree: Any, *, unstack: bool = False) -> dict[str, Any]:
         assert list(eqx.state_dict(model)) == ["weight", "bias"]
         ```
     """
-    refuse_cycle("tree", tree)
+    check_no_cycle("tree", tree)
     for path, leaf in jtu.tree_leaves_with_path(tree):
         if isinstance(leaf, jax.Ref):
             name = path_str(path, "tree")
@@ -126,8 +126,8 @@ def load_state_dict(
         assert model.bias.tolist() == [1.0, 1.0]
         ```
     """
-    refuse_class(tree, "tree")
-    refuse_cycle("tree", tree)
+    check_not_class(tree, "tree")
+    check_no_cycle("tree", tree)
     is_mapping = hasattr(mapping, "__contains__") and hasattr(mapping, "__getitem__")
     if not is_mapping or isinstance(mapping, Sequence):
         fix = (

@@ -77,11 +77,13 @@ def raise_explained(
         raise failed from None
     raise_clearer(error, layout, leaves)
     if isinstance(error, TypeError):
-        _note_foreign_arrays(error, layout.named_leaves(leaves))
+        _add_note_on_foreign_arrays(error, layout.named_leaves(leaves))
     raise error
 
 
-def _note_foreign_arrays(error: Exception, named: Sequence[tuple[str, Any, bool]]):
+def _add_note_on_foreign_arrays(
+    error: Exception, named: Sequence[tuple[str, Any, bool]]
+):
     # JAX's message says that it is not an array, and advises `static_argnums`.
     for name, leaf, _ in named:
         if isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "OSUMm":

@@ -21,7 +21,7 @@ from typing import Any
 from .._compat.arrays import stored_as
 from .._compat.failures import forget_calls
 from .._compat.lowered import Buffer, buffers_of, unused_arguments
-from .._compat.messages import tells_of_deleted_array
+from .._compat.messages import is_deleted_array_error
 from .._core.base import jit_is_disabled
 from .._core.deletion import delete_array, fatal
 from .._errors import DonationError, DonationWarning
@@ -31,10 +31,10 @@ from .donation import (
     Donation,
     are_any_sharded,
     are_deleted,
+    check_not_fatal,
+    check_unused,
     is_lowering_warning,
     lower_silently,
-    refuse_fatal,
-    refuse_unused,
     unusable,
 )
 from .layout import Layout, add_bounded
@@ -84,7 +84,7 @@ class DonatingSpecialization(Specialization):
                 is_known = self._is_known(layout, leaves, groups)
             if is_known:
                 if self._unused:
-                    refuse_unused(layout, leaves, self._unused)
+                    check_unused(layout, leaves, self._unused)
                 try:
                     out = self.function(*groups)
                 except (UnexpectedTrace, UserWarning) as e:
@@ -107,7 +107,7 @@ class DonatingSpecialization(Specialization):
 
     def _is_known(self, layout: Layout, leaves: list[Any], groups: Any) -> bool:
         """Whether the traits of a call equal those of the last one inspected."""
-        refuse_fatal(layout, leaves)
+        check_not_fatal(layout, leaves)
         traits = traits_of(groups)
         if traits != self._traits:
             return jit_is_disabled()
@@ -117,7 +117,7 @@ class DonatingSpecialization(Specialization):
 
     def _first_call(self, layout: Layout, leaves: list[Any], groups: Any) -> Any:
         """Runs a call for which JAX may have no program; inspects it before."""
-        refuse_unused(layout, leaves, range(len(layout.data_places)))
+        check_unused(layout, leaves, range(len(layout.data_places)))
         self._deletion.forget()
         self.inspects_every_call |= are_any_sharded(leaves)
         self._inspect(layout, leaves, with_buffers=self._donation.inspects_first)
@@ -252,6 +252,6 @@ class Deletion:
     def fail(self, layout: Layout, leaves: list[Any], error: BaseException) -> None:
         """After a call that raised `error`, unless an earlier call deleted the arrays."""
         is_late = not isinstance(error, DonationError | UnexpectedTrace)
-        if is_late and not tells_of_deleted_array(error):
+        if is_late and not is_deleted_array_error(error):
             kept = [Buffer.NOT_DONATED] * len(leaves)
             self.finish(layout, leaves, _FAILED, lambda *_: kept)

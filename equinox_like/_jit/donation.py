@@ -18,13 +18,13 @@ import numpy as np
 from .._compat.lowered import Buffer
 from .._compat.messages import (
     UNUSABLE_DONATION,
-    tells_of_deleted_array,
-    tells_of_nan,
-    tells_of_shared_buffer,
+    is_deleted_array_error,
+    is_nan_error,
+    is_shared_buffer_error,
 )
 from .._errors import DonationError, DonationWarning, did_you_mean
 from .._tree.arrays import buffer_pointers, describe_array, is_concrete, is_deleted
-from .._tree.deleted import refuse_deleted
+from .._tree.deleted import check_not_deleted
 from .._tree.nodes import listed
 from .._warn import warn
 from .layout import Layout
@@ -177,15 +177,15 @@ def raise_clearer(error: BaseException, layout: Layout, leaves: list[Any]) -> No
     donated arrays were deleted.
     """
     if isinstance(error, RuntimeError | ValueError):
-        if tells_of_shared_buffer(error):
-            refuse_shared(layout.named_leaves(leaves), error)
-        if tells_of_deleted_array(error):
-            refuse_to_run_again(error)
-            refuse_deleted(layout.named_leaves(leaves), error)
-    note_losses(error, layout.named_leaves(leaves))
+        if is_shared_buffer_error(error):
+            check_not_shared(layout.named_leaves(leaves), error)
+        if is_deleted_array_error(error):
+            check_not_run_again(error)
+            check_not_deleted(layout.named_leaves(leaves), error)
+    add_note_on_losses(error, layout.named_leaves(leaves))
 
 
-def refuse_shared(
+def check_not_shared(
     named: Sequence[tuple[str, Any, bool]], error: Exception | None = None
 ) -> None:
     """Raises if two arrays share a buffer, and one of them is donated."""
@@ -202,10 +202,10 @@ def refuse_shared(
                 ) from error
 
 
-def refuse_to_run_again(error: Exception) -> None:
+def check_not_run_again(error: Exception) -> None:
     """Raises if JAX tried to run the function again because it had found a NaN."""
     before = error.__context__
-    while before is not None and not tells_of_nan(before):
+    while before is not None and not is_nan_error(before):
         before = before.__context__
     if before is not None:
         raise FloatingPointError(
@@ -218,7 +218,9 @@ def refuse_to_run_again(error: Exception) -> None:
         ) from error
 
 
-def note_losses(error: BaseException, named: Sequence[tuple[str, Any, bool]]) -> None:
+def add_note_on_losses(
+    error: BaseException, named: Sequence[tuple[str, Any, bool]]
+) -> None:
     """Adds a note to `error` on which donated arrays were deleted."""
     donated = [(name, x) for name, x, is_donated in named if is_donated]
     if not any(is_concrete(x) for _, x in donated):
@@ -246,7 +248,7 @@ def are_any_sharded(leaves: Sequence[Any]) -> bool:
     return any(is_concrete(x) and len(x.sharding.device_set) > 1 for x in leaves)
 
 
-def refuse_unused(layout: Layout, leaves: list[Any], unused: Iterable[int]) -> None:
+def check_unused(layout: Layout, leaves: list[Any], unused: Iterable[int]) -> None:
     """Raises for unused arguments that are deleted, or donated in another place, too.
 
     JAX does not check arguments that the program does not use. `unused` has the indices
@@ -254,19 +256,19 @@ def refuse_unused(layout: Layout, leaves: list[Any], unused: Iterable[int]) -> N
     """
     places = [layout.data_places[i] for i in unused]
     if any(is_deleted(leaves[i]) for i in places):
-        refuse_deleted(layout.named_leaves(leaves))
+        check_not_deleted(layout.named_leaves(leaves))
     donated = list(map(id, layout.take_donated(leaves)))
     others = set(map(id, layout.take_kept(leaves)))
     if len(set(donated)) < len(donated) or not others.isdisjoint(donated):
-        refuse_shared(layout.named_leaves(leaves))
+        check_not_shared(layout.named_leaves(leaves))
 
 
-def refuse_fatal(layout: Layout, leaves: list[Any]) -> None:
+def check_not_fatal(layout: Layout, leaves: list[Any]) -> None:
     """Raises for deleted arrays on several devices, which may crash the process."""
     data = layout.take_data(leaves)
     is_suspect = any(map(is_deleted, data)) or len(set(map(id, data))) < len(data)
     if is_suspect and are_any_sharded(data):
-        refuse_unused(layout, leaves, range(len(data)))
+        check_unused(layout, leaves, range(len(data)))
 
 
 def unusable(

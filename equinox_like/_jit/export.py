@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._annotations import signature_of
-from .._compat.messages import exported_cudnn_calls, tells_of_callback
+from .._compat.messages import exported_cudnn_calls, is_callback_error
 from .._core.base import frames_hidden, name_of, require_callable
 from .._core.describe import (
     Table,
@@ -303,7 +303,7 @@ def _export(jitted, args, kwargs, platforms, disabled_checks) -> Exported:
                 "`disabled_checks=[jax.export.DisabledSafetyCheck.custom_call(name) for "
                 f"name in {calls}]`."
             ) from e
-        if not tells_of_callback(e):
+        if not is_callback_error(e):
             raise
         raise NotImplementedError(
             f"`filter_export`: `{traced.__name__}` calls Python while it runs, by a check "

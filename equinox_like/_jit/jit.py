@@ -16,19 +16,19 @@ from .._core.base import (
     DEPRECATED,
     NOT_GIVEN,
     Transformed,
+    check_not_deprecated,
     frames_hidden,
     hide_frames,
     name_of,
-    refuse_deprecated,
 )
 from .._core.show_as import name_unconverted
 from .._module.fields import field
 from .._module.instance import show_function
 from .._module.wrappers import Partial
 from .._tree.arrays import is_concrete
-from .._tree.cycles import name_cycle, refuse_cycles
+from .._tree.cycles import check_no_cycles, name_cycle
 from .._tree.filters import is_array_or_struct
-from .._tree.require import refuse_unknown_options
+from .._tree.require import check_options
 from .._typing import JitOptions
 from .checks import holds_check, raise_explained
 from .donating import DonatingSpecialization
@@ -277,7 +277,7 @@ class Jitted(Transformed[_P, _T]):
         self, args: Any, kwargs: Any, program: Program
     ) -> tuple[Layout, list[Any]]:
         """The layout and leaves of a call that may hold a `jax.ShapeDtypeStruct`."""
-        refuse_cycles(self.__wrapped__, args, kwargs)
+        check_no_cycles(self.__wrapped__, args, kwargs)
         call = with_methods((self._tree, args, kwargs))
         layout = program.layouts.make(call, is_data=is_array_or_struct)
         return layout, jtu.tree_leaves(call)
@@ -343,8 +343,8 @@ def _check_jitkwargs(jitkwargs: dict[str, Any]) -> None:
     for name, fix in _REFUSED.items():
         if name in jitkwargs:
             raise ValueError(f"`filter_jit` does not take `{name}`: {fix}.")
-    refuse_deprecated("filter_jit", DEPRECATED, jitkwargs, "")
+    check_not_deprecated("filter_jit", DEPRECATED, jitkwargs, "")
     options = {k: v for k, v in jitkwargs.items() if k not in OPTIONS}
-    refuse_unknown_options(options, "filter_jit", jax.jit, ["donate"])
+    check_options(options, "filter_jit", jax.jit, ["donate"])
     if options:
         jax.jit(lambda: None, **options)  # raises for invalid values

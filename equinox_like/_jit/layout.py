@@ -342,7 +342,7 @@ class LayoutTable:
             type(x) is StaticLeaf and type(x.value) is not type(leaf)
             for x, leaf in zip(expanded, leaves, strict=True)
         ):
-            _refuse_late_registration(expanded)
+            _raise_late_registration(expanded)
         counter = itertools.count()
         where = [None if type(x) is StaticLeaf else next(counter) for x in expanded]
         order, labels = [], []
@@ -391,7 +391,7 @@ def add_bounded(
     return dropped
 
 
-def _refuse_late_registration(expanded: Sequence[Any]) -> NoReturn:
+def _raise_late_registration(expanded: Sequence[Any]) -> NoReturn:
     values = [x.value for x in expanded if type(x) is StaticLeaf]
     kind = next(type(x) for x in values if not jtu.all_leaves([x]))
     raise TypeError(

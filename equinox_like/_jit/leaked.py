@@ -21,7 +21,7 @@ from .._tree.match import leaf_name
 from .._tree.nodes import MAKE_A_PYTREE
 
 
-def refuse_leaked_tracers(out: Any) -> None:
+def check_no_leaked_tracers(out: Any) -> None:
     """Raises for an object with arrays of the trace in the output of a function, and for
     a `jax.Ref` of the trace.
 

@@ -27,7 +27,7 @@ from .._core.base import Transformed
 from .._core.caches import on_clear
 from .._module.construct import filled
 from .._module.module import BoundMethod
-from .._tree.cycles import refuse_cycle, refuse_cycles
+from .._tree.cycles import check_no_cycle, check_no_cycles
 from .._tree.deleted import Record
 from .._tree.registry import registry
 from .._tree.splitting import Skeleton
@@ -96,8 +96,8 @@ class Program:
     def flatten(self, call: Call) -> Any:
         """`registry.flatten`, which takes the place of this method after the first call."""
         tree, args, kwargs = call
-        refuse_cycle(self.name, tree)
-        refuse_cycles(self.opaque() if tree is None else tree, args, kwargs)
+        check_no_cycle(self.name, tree)
+        check_no_cycles(self.opaque() if tree is None else tree, args, kwargs)
         flat = flatten(call)
         self.flatten = flatten
         return flat

@@ -15,14 +15,14 @@ import jax
 import jax.tree_util as jtu
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from .._compat.messages import tells_of_missing_mesh, tells_of_other_sharding
+from .._compat.messages import is_missing_mesh_error, is_other_sharding_error
 from .._core.sharding import (
+    check_fits,
+    check_is_sharding,
+    check_memory,
     in_memory,
     is_sharding,
     memory_of,
-    refuse_memory,
-    refuse_misfit,
-    refuse_other,
 )
 from .._tree.arrays import describe_array, is_concrete
 from .._tree.filters import is_array, is_none
@@ -98,8 +98,8 @@ class Shardings:
             numbers.append(number)
             if spec is not None:
                 name = path_str(path, "out")
-                refuse_other("out_shardings", name, spec)
-                refuse_misfit("out_shardings", name, spec, x)
+                check_is_sharding("out_shardings", name, spec)
+                check_fits("out_shardings", name, spec, x)
                 # JAX ignores the memory of the `out_shardings` of an inner `jit`.
                 leaves[i] = in_memory(x, spec)
         arrays, number = outputs.take_apart(treedef.unflatten(leaves))
@@ -183,14 +183,14 @@ class _Sharded:
     ):
         self._named = named = list(zip(names, chained(specs), strict=True))
         for name, spec in named:
-            refuse_other("in_shardings", name, spec)
+            check_is_sharding("in_shardings", name, spec)
 
         @functools.wraps(traced)
         def in_their_memory(*groups):
             # JAX ignores the memory for a NumPy array, and within another trace.
             for (name, spec), x in zip(named, chained(groups), strict=True):
                 if spec is not None and memory_of(spec) != "unpinned_host":
-                    refuse_memory("in_shardings", name, spec, x)
+                    check_memory("in_shardings", name, spec, x)
             return traced(*groups)
 
         self._jitted: Any = jax.jit(in_their_memory, in_shardings=specs, **options)
@@ -210,8 +210,8 @@ class _Sharded:
 
     def _raise_clearer(self, error: Exception, arrays: Sequence[Any]) -> None:
         """Raises an error that names the argument, because JAX's may not."""
-        mismatch = tells_of_other_sharding(error)
-        without_mesh = tells_of_missing_mesh(error)
+        mismatch = is_other_sharding_error(error)
+        without_mesh = is_missing_mesh_error(error)
         if not isinstance(error, ValueError) and not without_mesh:
             return
         for (name, spec), x in zip(self._named, arrays, strict=True):
@@ -221,7 +221,7 @@ class _Sharded:
                     "call the function under `jax.set_mesh(mesh)`, or give "
                     "`jax.sharding.NamedSharding(mesh, spec)`."
                 ) from error
-            refuse_misfit("in_shardings", name, spec, x, error)
+            check_fits("in_shardings", name, spec, x, error)
             sharding = _with_mesh(spec)
             if not mismatch or not is_concrete(x) or not x.committed:
                 continue

@@ -26,15 +26,15 @@ from .._core.deletion import fatal
 from .._core.flat_call import take_apart
 from .._core.show_as import show_as
 from .._errors import RetraceWarning
-from .._tree.cycles import refuse_cycle
+from .._tree.cycles import check_no_cycle
 from .._tree.filters import is_none
 from .._tree.registry import registry
 from .._tree.splitting import STATIC, Skeleton, merge
 from .._warn import warn
 from .checks import holds_check, raise_explained, there_are_checks, wait_for
-from .donation import refuse_fatal
+from .donation import check_not_fatal
 from .layout import DONATE, MAX_KEPT, Layout, chained, data_names
-from .leaked import Assignments, refuse_leaked_tracers
+from .leaked import Assignments, check_no_leaked_tracers
 from .retrace import SEARCHED_AT_RETRACE, Trace, explain, trace_of
 
 
@@ -51,8 +51,8 @@ class Outputs:
 
     def take_apart(self, out: Any) -> tuple[list[Any], int]:
         """The arrays of the output of a trace, and its number."""
-        refuse_cycle("<output>", out)
-        refuse_leaked_tracers(out)
+        check_no_cycle("<output>", out)
+        check_no_leaked_tracers(out)
         arrays, build = registry.describe_output(out)
         number = next(self._numbers)
         self.build[number] = (
@@ -104,7 +104,7 @@ class Specialization:
     def run(self, layout: Layout, leaves: list[Any]) -> Any:
         try:
             if fatal.exist:
-                refuse_fatal(layout, leaves)
+                check_not_fatal(layout, leaves)
             if layout.is_whole:
                 out = self.function(tuple(leaves))
             else:

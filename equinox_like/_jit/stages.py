@@ -14,7 +14,7 @@ import jax
 import jax.tree_util as jtu
 
 from .._compat.lowered import Buffer, buffers_of
-from .._compat.messages import tells_of_callback
+from .._compat.messages import is_callback_error
 from .._compat.tracing import Tracer, at_top_level
 from .._core.base import hide_frames
 from .._core.difference import differences
@@ -24,7 +24,7 @@ from .._tree.arrays import describe_array, jax_struct_of
 from .._tree.splitting import STATIC
 from .checks import raise_explained, wait_for
 from .donating import Deletion
-from .donation import lower_silently, refuse_fatal, refuse_unused, unusable
+from .donation import check_not_fatal, check_unused, lower_silently, unusable
 from .layout import Layout
 from .specialization import Specialization
 
@@ -120,7 +120,7 @@ class Traced(_Stage[_P, _T]):
                 lambda: self.traced.lower(lowering_platforms=lowering_platforms)
             )
         except (NotImplementedError, ValueError) as e:
-            if lowering_platforms is None or not tells_of_callback(e):
+            if lowering_platforms is None or not is_callback_error(e):
                 raise
             raise NotImplementedError(
                 f"{self!r} calls Python while it runs, by a check such as `error_if` or "
@@ -260,9 +260,9 @@ class Compiled(_Stage[_P, _T]):
             )
         try:
             if self._inspects_every_call:
-                refuse_fatal(layout, leaves)
+                check_not_fatal(layout, leaves)
             if self._unused:
-                refuse_unused(layout, leaves, self._unused)
+                check_unused(layout, leaves, self._unused)
             out: Any = self.compiled(*layout.groups(leaves))
             if self._call.waits:
                 wait_for(out)

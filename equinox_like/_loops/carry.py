@@ -31,7 +31,7 @@ def with_carry(loop: str, fun: Any, init: Any, run: Callable[["Carry"], Any]) ->
         except Exception as e:
             if not carry.numbers_change:
                 if isinstance(e, TypeError):
-                    carry.refuse_change(e)
+                    carry.raise_changed_type(e)
                 raise
         if not carry.numbers_change:
             return out
@@ -117,7 +117,7 @@ class Carry:
             for x, y in zip(before, after, strict=True)
         ]
 
-    def refuse_change(self, error: TypeError) -> None:
+    def raise_changed_type(self, error: TypeError) -> None:
         """Raises an error with the path, if JAX's `error` is for a changed array type.
 
         The check is left to JAX, because it converts arrays of a weak type.

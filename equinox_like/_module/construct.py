@@ -13,18 +13,18 @@ import jax.tree_util as jtu
 
 from .._annotations import annotate, annotations_of, signature_of
 from .._tree.cached import MISSING, raw_dict
-from .._tree.cycles import refuse_cycle
+from .._tree.cycles import check_no_cycle
 from .._tree.filters import is_inexact_array_like
 from .._tree.require import explain_call
 from .._warn import warn
 from .fields import (
+    add_note_on_abstract_fields,
     converter_of,
     find_abstract_variables,
     is_static,
     is_trainable,
-    note_abstract_fields,
-    refuse_abstract_class,
-    refuse_abstract_variables,
+    raise_abstract_class,
+    raise_abstract_variables,
 )
 from .flatten import ASSIGNABLE, Node, getter
 from .values import (
@@ -322,7 +322,7 @@ def construct(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
         RecursionError
     ):  # of a field that contains itself, or is as deep as the stack
         for name, value in _own_fields(self, spec):
-            refuse_cycle(f"self.{name}", value)
+            check_no_cycle(f"self.{name}", value)
     if spec.has_checks:
         _check_fields(self, spec)
     return self
@@ -347,15 +347,13 @@ def _check_fields(self: Any, spec: ModuleSpec) -> None:
 
 def _make_empty(cls: type, spec: ModuleSpec, args: Any, kwargs: Any) -> Any:
     if spec.is_abstract:
-        refuse_abstract_class(cls)
+        raise_abstract_class(cls)
     if spec.abstract_class_variables:
-        refuse_abstract_variables(
-            cls, spec.abstract_class_variables, "class attributes"
-        )
+        raise_abstract_variables(cls, spec.abstract_class_variables, "class attributes")
     try:
         return cls.__new__(cls, *args, **kwargs)
     except TypeError as error:
-        note_abstract_fields(error, cls, spec.names)
+        add_note_on_abstract_fields(error, cls, spec.names)
         raise
 
 
@@ -379,7 +377,7 @@ def _is_finished(self: Any, spec: ModuleSpec) -> bool:
 def _convert(self: Any, spec: ModuleSpec) -> Any:
     """Raises if abstract variables have no value, and applies the converters."""
     if spec.abstract_variables:
-        refuse_abstract_variables(type(self), spec.abstract_variables, "attributes")
+        raise_abstract_variables(type(self), spec.abstract_variables, "attributes")
     for name, convert in spec.converters:
         try:
             _set(self, name, convert(getattr(self, name)))
@@ -399,7 +397,7 @@ def _own_fields(self: Any, spec: ModuleSpec) -> Any:
 
 def _require_all_fields(self: Any, spec: ModuleSpec) -> None:
     if spec.abstract_variables:
-        refuse_abstract_variables(type(self), spec.abstract_variables, "attributes")
+        raise_abstract_variables(type(self), spec.abstract_variables, "attributes")
     for field in spec.fields:
         if not hasattr(self, field.name):
             fix = "or give the field a default"

@@ -110,7 +110,7 @@ _SETTINGS = {
 _LIBRARY = __name__.partition(".")[0] + "."
 
 
-def _refuse_reserved_names(cls: Any, annotations: dict[str, Any]) -> None:
+def _check_no_reserved_names(cls: Any, annotations: dict[str, Any]) -> None:
     body = vars(cls)
     # A copy of a Module class has what its metaclass wrote.
     if cls.__module__.startswith(_LIBRARY) or "__dataclass_fields__" in body:
@@ -126,7 +126,7 @@ def _refuse_reserved_names(cls: Any, annotations: dict[str, Any]) -> None:
 
 def make_dataclass(cls: Any, kw_only: bool) -> None:
     annotations = annotations_of(cls)
-    _refuse_reserved_names(cls, annotations)
+    _check_no_reserved_names(cls, annotations)
     for name, annotation in annotations.items():
         if isinstance(annotation, dataclasses.Field):
             warn(
@@ -351,21 +351,23 @@ def _head(annotation: str) -> str:
     return annotation.partition("[")[0].strip()
 
 
-def refuse_abstract_class(cls: type) -> NoReturn:
+def raise_abstract_class(cls: type) -> NoReturn:
     raise TypeError(
         f"Cannot instantiate {_name(cls)}, which is abstract (`is_abstract=True`). "
         "Instantiate a subclass of it."
     )
 
 
-def refuse_abstract_variables(cls: type, names: Iterable[str], kind: str) -> NoReturn:
+def raise_abstract_variables(cls: type, names: Iterable[str], kind: str) -> NoReturn:
     raise TypeError(
         f"Cannot instantiate abstract class {_name(cls)} with abstract {kind} "
         f"{', '.join(map(repr, sorted(names)))}. Provide them in a subclass."
     )
 
 
-def note_abstract_fields(error: TypeError, cls: type, fields: Iterable[str]) -> None:
+def add_note_on_abstract_fields(
+    error: TypeError, cls: type, fields: Iterable[str]
+) -> None:
     """Says which abstract methods and properties of `cls` are also fields, if any."""
     for name in sorted(getattr(cls, "__abstractmethods__", frozenset()) & {*fields}):
         error.add_note(

@@ -120,16 +120,16 @@ class Immutable(Shown, Node):
                 try:
                     _set(self, name, value)
                 except AttributeError as error:
-                    _note_property(self, name, error)
+                    _add_note_on_property(self, name, error)
                     raise
             else:
-                refuse_assignment(self, name)
+                raise_assignment_error(self, name)
 
         def __delattr__(self, name: str) -> None:
             if name in self._assignable_:
                 _unset(self, name)
             else:
-                refuse_assignment(self, name)
+                raise_assignment_error(self, name)
 
     def __dir__(self) -> list[str]:
         # Some special names are of some instances only, as `__wrapped__`. Others are not
@@ -148,7 +148,7 @@ class Immutable(Shown, Node):
         raw_dict(self).pop(ASSIGNABLE, None)  # if a `__new__` of the user's was called
 
 
-def _note_property(self: Any, name: str, error: AttributeError) -> None:
+def _add_note_on_property(self: Any, name: str, error: AttributeError) -> None:
     """Adds to the error of an assignment that a property has the name of the field."""
     if isinstance(getattr(type(self), name, None), property):
         error.add_note(
@@ -158,7 +158,7 @@ def _note_property(self: Any, name: str, error: AttributeError) -> None:
         )
 
 
-def refuse_assignment(self: Any, name: str) -> NoReturn:
+def raise_assignment_error(self: Any, name: str) -> NoReturn:
     spec: ModuleSpec = self._module_spec_
     if self._assignable_:
         unset = [n for n in spec.names if n not in self.__dict__]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, dataclass_transform
 import jax.tree_util as jtu
 
 from .._annotations import signature_of
-from .._call_path import leave_out_this_frame, note_path
+from .._call_path import add_note_on_path, leave_out_this_frame
 from .._tree.cached import MISSING, Attribute, Cached, raw_dict, set_raw_dict
 from .._tree.deleted import deleted_named, raise_if_deleted_here
 from .._tree.equal import tree_equal
@@ -43,12 +43,12 @@ from .flatten import (
     register_empty,
     restore,
 )
-from .instance import Immutable, OfCallables, refuse_assignment, show_function
+from .instance import Immutable, OfCallables, raise_assignment_error, show_function
 from .values import (
     ARRAYS,
     JITTED,
+    check_hashable,
     identity_key,
-    refuse_unhashable,
     warn_of_unannotated,
 )
 
@@ -344,7 +344,7 @@ class Module(Immutable, Hashable, metaclass=ModuleMeta):
         return any(isinstance(x, ARRAYS) for x in leaves) and _equal(self, other)
 
     def __hash__(self) -> int:
-        refuse_unhashable(self)
+        check_hashable(self)
         return hash(identity_key(self)[0])
 
     def __repr__(self) -> str:
@@ -410,7 +410,7 @@ class BoundMethod(Function):
         try:
             return self.__func__(self.__self__, *args, **kwargs)
         except Exception as e:
-            note_path(e)
+            add_note_on_path(e)
             leave_out_this_frame(e)
             raise_if_deleted_here(e, self.__func__, (self.__self__, *args), kwargs)
             raise
@@ -418,7 +418,7 @@ class BoundMethod(Function):
     if not TYPE_CHECKING:
 
         def __setattr__(self, name: str, value: Any) -> None:
-            refuse_assignment(self, name)
+            raise_assignment_error(self, name)
 
 
 def as_pytree(fun: Any) -> Any:

@@ -19,7 +19,7 @@ import numpy as np
 
 from .._compat.batching import wrapped_by
 from .._tree.arrays import describe_array
-from .._tree.cycles import refuse_cycle
+from .._tree.cycles import check_no_cycle
 from .._tree.filters import is_array, is_array_like
 from .._tree.nodes import flatten_with_nodes, plain_path, with_article
 from .._tree.strict import ByIdentity, strict_key, strict_treedef
@@ -105,7 +105,7 @@ def warn_of_unannotated(cls: Any, namespace: dict[str, Any]) -> None:
 def check_statics(self: Any, fields: Fields) -> None:
     """Copies what can be changed in place, and warns of JAX arrays."""
     for name, value in fields:
-        refuse_cycle(f"self.{name}", value, HOLD_NO_ARRAY)
+        check_no_cycle(f"self.{name}", value, HOLD_NO_ARRAY)
         leaves = leaves_of(value)
         if any(isinstance(leaf, jax.Array) for leaf in leaves):
             warn(
@@ -133,7 +133,7 @@ def check_callables(self: Any, fields: Fields) -> None:
             )
         if type(value) in harmless_types or not may_hold_callable(value):
             continue
-        refuse_cycle(f"self.{name}", value, harmless_types)
+        check_no_cycle(f"self.{name}", value, harmless_types)
         for _ in _that_hide_arrays(value, self):
             warn(
                 f"A JAX-transformed callable is being set as field '{name}' of "
@@ -170,10 +170,10 @@ def check_values(self: Any, fields: Fields) -> None:
         for name, value in fields:
             wrappers: list[Any] = []
             try:
-                refuse_cycle(f"self.{name}", value)
+                check_no_cycle(f"self.{name}", value)
                 leaves = leaves_of(value, is_leaf=_collector(wrappers))
             except ContainsItself:
-                _refuse_itself(self, name)
+                _raise_contains_itself(self, name)
             if wrappers or not _OPAQUE.isdisjoint(map(type, leaves)):
                 _check_opaque(self, name, [*leaves, *wrappers])
     finally:
@@ -183,7 +183,7 @@ def check_values(self: Any, fields: Fields) -> None:
 def _check_opaque(self: Any, name: str, leaves: list[Any]) -> None:
     for leaf in leaves:
         if isinstance(leaf, types.MethodType) and leaf.__self__ is self:
-            _refuse_itself(self, name)
+            _raise_contains_itself(self, name)
     if any(_is_of(part, self) for leaf in leaves for part in _inside(leaf)):
         warn(
             f"Field '{name}' of {type_name(self)} holds a callable that refers to the "
@@ -193,7 +193,7 @@ def _check_opaque(self: Any, name: str, leaves: list[Any]) -> None:
         )
 
 
-def _refuse_itself(self: Any, name: str) -> NoReturn:
+def _raise_contains_itself(self: Any, name: str) -> NoReturn:
     raise ValueError(
         "Cannot assign methods of a Module, or the Module itself, to one of its "
         f"fields: `self.{name}` of {type_name(self)} contains the Module, but a tree "
@@ -289,7 +289,7 @@ def identity_key(tree: Any) -> tuple[Any, Any]:
     return (strict_treedef(treedef), strict_key(leaves)), orders
 
 
-def refuse_unhashable(self: Any) -> None:
+def check_hashable(self: Any) -> None:
     """Raises if some value of a Module has no hash, and says what to do."""
     name, spec = type(self).__name__, self._module_spec_
     leaves = jtu.tree_leaves_with_path(self)

@@ -19,7 +19,7 @@ from .._module.fields import field
 from .._tree.filters import is_array
 from .._tree.glob import check_patterns, matches, near_paths
 from .._tree.nodes import describe_node, listed
-from .._tree.require import refuse_class
+from .._tree.require import check_not_class
 from .harvest import (
     Around,
     Found,
@@ -198,7 +198,7 @@ class Captured(Around, Generic[_P, _T]):
 
     def __init__(self, model: Any, where: Any, of: Literal["outputs", "inputs"]):
         require_callable(model, "capture")
-        refuse_class(model, "model")
+        check_not_class(model, "model")
         self.model = model
         self.where = _checked(where)
         if of not in ("outputs", "inputs"):
@@ -260,7 +260,7 @@ class Intervened(Around, Generic[_P, _T]):
 
     def __init__(self, model: Any, replacements: Mapping[str, Callable[[Any], Any]]):
         require_callable(model, "intervene")
-        refuse_class(model, "model")
+        check_not_class(model, "model")
         if not isinstance(replacements, Mapping):
             raise TypeError(
                 "`replacements` of `intervene` must be a dictionary from patterns to "

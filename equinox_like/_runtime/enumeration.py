@@ -106,7 +106,7 @@ class EnumerationMeta(_BaseMeta):
         if bases == (object,):
             return new(mcs, name, bases, namespace | {"__messages__": {}})
         own = {key: x for key, x in namespace.items() if not is_dunder(key)}
-        _refuse_bad_bodies(name, bases, own)
+        _check_bodies(name, bases, own)
         messages = _merge_messages(name, bases, own)
         rest = {key: x for key, x in namespace.items() if key not in own}
         items = "".join(f"\n- `{name}`: {text}" for name, text in messages.items())
@@ -145,7 +145,7 @@ class EnumerationMeta(_BaseMeta):
         return len(cls.__messages__)
 
     def __getitem__(cls, item: Any) -> str:
-        _refuse_others(cls, f"{cls.__name__}[...]", item)
+        _check_members(cls, f"{cls.__name__}[...]", item)
         index = item._index
         if isinstance(index, Tracer):
             return "traced"
@@ -275,7 +275,7 @@ class Enumeration(_Base, metaclass=EnumerationMeta):
         `ValueError` if `pred` is not a scalar of `bool`, or an item is of another
         class.
         """
-        _refuse_others(cls, f"{cls.__name__}.where", a, b)
+        _check_members(cls, f"{cls.__name__}.where", a, b)
         if not isinstance(pred, bool) and not (
             is_array(pred) and pred.shape == () and pred.dtype == bool
         ):
@@ -304,7 +304,7 @@ def _own_item(cls: Any, name: str, index: Any) -> EnumerationItem:
     return vars(cls).get(name) or EnumerationItem(index, cls)
 
 
-def _refuse_bad_bodies(name: str, bases: Any, items: dict[str, Any]) -> None:
+def _check_bodies(name: str, bases: Any, items: dict[str, Any]) -> None:
     for base in bases:
         is_plain = base.__mro__[1:] == (object,)
         if not isinstance(base, EnumerationMeta) and not is_plain:
@@ -339,7 +339,7 @@ def _merge_messages(name: str, bases: Any, own: dict[str, str]) -> dict[str, str
     return merged
 
 
-def _refuse_others(cls: type, function: str, *items: Any) -> None:
+def _check_members(cls: type, function: str, *items: Any) -> None:
     for item in items:
         if not isinstance(item, cls):
             raise ValueError(

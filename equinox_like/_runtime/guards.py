@@ -293,7 +293,7 @@ def _jvp_of_forward(
     return out, dict(zip(tangents, found, strict=True))
 
 
-def _refuse_cotangents(
+def _check_no_cotangents(
     cotangents: Tangents, messages: tuple[str, ...], symbolic: bool
 ) -> Tangents:
     if symbolic:
@@ -304,12 +304,12 @@ def _refuse_cotangents(
 nondifferentiable_backward_p = identity(
     "nondifferentiable_backward",
     jvp=_jvp_of_forward,
-    transpose=_refuse_cotangents,
+    transpose=_check_no_cotangents,
 )
 """The primitive of [`equinox_like.internal.nondifferentiable_backward`][]."""
 
 
-def _refuse_batched(
+def _check_not_batched(
     arrays: Any, axes: Any, messages: tuple[str, ...], allow_constant: bool
 ) -> Any:
     batched = [i for i, axis in enumerate(axes) if axis is not None]
@@ -336,5 +336,5 @@ def _element(batch: jax.Array, message: str) -> jax.Array:
     return error_if(first, jnp.any(differs), message)
 
 
-nonbatchable_p = identity("nonbatchable", batch=_refuse_batched)
+nonbatchable_p = identity("nonbatchable", batch=_check_not_batched)
 """The primitive of [`equinox_like.internal.nonbatchable`][], of any number of arrays."""

@@ -31,7 +31,7 @@ from .._tree.filters import (
 )
 from .._tree.match import leaf_name
 from .._warn import warn
-from .jvp_vjp import is_zero, refuse_non_arrays, shape_and_dtype, watch
+from .jvp_vjp import check_only_arrays, is_zero, shape_and_dtype, watch
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -150,7 +150,7 @@ class CustomJVP(WithRules[_P, _T], Generic[_P, _T]):
         def flat(data, held):
             fun, kwargs = held_template.fill(held)
             out = call_rebuilt(fun, *template.fill(data), **kwargs)
-            refuse_non_arrays(out, name, "filter_custom_jvp")
+            check_only_arrays(out, name, "filter_custom_jvp")
             return batched_in_front(out)
 
         def flat_rule(primals, tangents):
@@ -161,7 +161,7 @@ class CustomJVP(WithRules[_P, _T], Generic[_P, _T]):
             returned = rule(primal_args, template.alone(given), **kwargs)
             rule_name = f"The rule of `filter_custom_jvp` of `{name}`"
             out, tangent_out = pair_of(returned, rule_name, "(output, tangent)")
-            refuse_non_arrays(out, name, "filter_custom_jvp")
+            check_only_arrays(out, name, "filter_custom_jvp")
             check_output(out, flat, (data, held), rule_name, type_of)
             return batched_in_front((out, _output_tangent(out, tangent_out, rule_name)))
 

@@ -14,9 +14,9 @@ import jax.tree_util as jtu
 from .._core.base import (
     NOT_GIVEN,
     Transformed,
+    check_not_deprecated,
     frames_hidden,
     name_of,
-    refuse_deprecated,
 )
 from .._core.flat_call import FlatCall, pack, unpack, value_and_aux
 from .._module.fields import field
@@ -25,7 +25,7 @@ from .._module.module import Module
 from .._tree.filters import is_inexact_array
 from .._tree.nodes import MAKE_A_PYTREE, describe_node
 from .._tree.partitioning import evaluate_filter
-from .._tree.require import refuse_unknown_options
+from .._tree.require import check_options
 from .._tree.splitting import leaf_names
 from .._typing import GradOptions
 from .arguments import NamedCall
@@ -254,7 +254,7 @@ def of_first_argument(call: NamedCall, wrt: Any = None) -> tuple[list[Any], Flat
             error.add_note(f"Here `x` is the first argument of `{name_of(fun)}`.")
             raise
     if not all(can_be):
-        _refuse_refs(fun, treedef, leaves, chosen)
+        _check_no_refs(fun, treedef, leaves, chosen)
     # A Jacobian for an empty tuple has no columns, but an empty Module is a mistake.
     is_gradient = transformation.endswith("grad")
     if not any(can_be) and (leaves or is_gradient or isinstance(x, Module)):
@@ -266,7 +266,9 @@ def of_first_argument(call: NamedCall, wrt: Any = None) -> tuple[list[Any], Flat
     return FlatCall.of(lambda x: fun(x, *others, **kwargs), (x,), {}, chosen)
 
 
-def _refuse_refs(fun: Any, treedef: Any, leaves: list[Any], chosen: list[bool]) -> None:
+def _check_no_refs(
+    fun: Any, treedef: Any, leaves: list[Any], chosen: list[bool]
+) -> None:
     """Raises for a `jax.Ref`, which has no gradient: the gradient would be `None`."""
     for i, leaf in enumerate(leaves):
         if chosen[i] and isinstance(leaf, jax.Ref):
@@ -337,20 +339,20 @@ def _holds_array(x: Any) -> bool:
 def _differentiated(
     name: str, fun: Any, has_aux: bool, wrt: Any, gradkwargs: dict[str, Any]
 ) -> Any:
-    refuse_argnums(name, gradkwargs)
-    refuse_deprecated(
+    check_no_argnums(name, gradkwargs)
+    check_not_deprecated(
         name,
         _DEPRECATED,
         gradkwargs,
         ": use `partition` and `combine` to choose what to differentiate",
     )
-    refuse_unknown_options(gradkwargs, name, jax.value_and_grad, ["wrt"])
+    check_options(gradkwargs, name, jax.value_and_grad, ["wrt"])
     if fun is NOT_GIVEN:
         return lambda fun: Differentiated(name, fun, has_aux, wrt, gradkwargs)
     return Differentiated(name, fun, has_aux, wrt, gradkwargs)
 
 
-def refuse_argnums(name: str, options: dict[str, Any]) -> None:
+def check_no_argnums(name: str, options: dict[str, Any]) -> None:
     """Removes `argnums=None`, and raises for another one."""
     if options.pop("argnums", None) is not None:
         raise ValueError(

@@ -292,7 +292,7 @@ _OF_PARTS: Final[dict[str, Callable[[_Equation, list[Any]], Sequence[Any]]]] = {
 }
 
 
-def refuse_large(errors: jax.Array, x: Any, name: str) -> Any:
+def check_inverse(errors: jax.Array, x: Any, name: str) -> Any:
     """Returns `x`; raises if the inverse of the function named `name` is wrong.
 
     `errors` has the largest relative error, in units of the error that rounding may

@@ -40,7 +40,7 @@ from .._tree.partitioning import combine, filter, map_arrays, partition
 from .._tree.strict import strictly_same
 from .custom_jvp import hold
 from .custom_vjp import filter_custom_vjp
-from .inverse import derived_inverse, refuse_large
+from .inverse import check_inverse, derived_inverse
 from .jvp_vjp import filter_vjp
 from .vmap import filter_vmap, if_array
 
@@ -408,4 +408,4 @@ def _verified(fun: Any, inverse: Any, blocks: Any, x: Any) -> Any:
     if not leaves:
         return x
     largest = jnp.max(jnp.vstack(leaves), 0)
-    return refuse_large(largest, x, name_of(fun))
+    return check_inverse(largest, x, name_of(fun))

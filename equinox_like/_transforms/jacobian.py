@@ -16,11 +16,11 @@ from .._core.flat_call import pack, unpack, value_and_aux
 from .._module.fields import field
 from .._tree.arrays import is_typed_key
 from .._tree.filters import is_array_like, is_inexact_array_like
-from .._tree.require import refuse_unknown_options
+from .._tree.require import check_options
 from .._typing import GradOptions
 from .arguments import NamedCall
-from .grad import of_first_argument, refuse_argnums
-from .jvp_vjp import refuse_non_arrays
+from .grad import check_no_argnums, of_first_argument
+from .jvp_vjp import check_only_arrays
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -145,9 +145,9 @@ def filter_hessian(
 def _jacobian(
     fun: Any, transformation: str, has_aux: bool, jackwargs: dict[str, Any]
 ) -> Any:
-    refuse_argnums(transformation, jackwargs)
+    check_no_argnums(transformation, jackwargs)
     steps = _STEPS[transformation]
-    refuse_unknown_options(jackwargs, transformation, steps[0])
+    check_options(jackwargs, transformation, steps[0])
     options = (transformation, steps, has_aux, jackwargs)
     if fun is NOT_GIVEN:
         return lambda fun: Jacobian(fun, *options)
@@ -190,7 +190,7 @@ class Jacobian(Transformed[_P, _T], Generic[_P, _T]):
 
         def flat(data):
             out, aux = value_and_aux(fun, call.run(data), has_aux)
-            refuse_non_arrays(
+            check_only_arrays(
                 out,
                 name_of(fun),
                 name,

@@ -373,7 +373,7 @@ def watch(values: Sequence[Any], see: Callable[[int, bool], None]) -> list[Any]:
     return identity(list(values))
 
 
-def refuse_non_arrays(
+def check_only_arrays(
     out: Any,
     name: str,
     transformation: str,

@@ -9,7 +9,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from .._core.base import DEPRECATED, NOT_GIVEN, refuse_deprecated
+from .._core.base import DEPRECATED, NOT_GIVEN, check_not_deprecated
 from .._core.flat_call import FlatCall
 from .._jit.donation import Donate
 from .._jit.jit import Jitted
@@ -100,7 +100,7 @@ def filter_pmap(
         assert share(jnp.ones(n)).tolist() == [1 / n] * n
         ```
     """
-    refuse_deprecated(
+    check_not_deprecated(
         "filter_pmap", DEPRECATED, refused, ": use `in_axes` and `out_axes`"
     )
     for name in refused:
@@ -216,13 +216,11 @@ class Pmapped(Mapped):
             )
         devices = np.asarray(_find_devices(self._devices[:size]))
         mesh = Mesh(devices, (self._axis_name,), axis_types=(AxisType.Auto,))
-        _refuse_other_meshes(call, axes, mesh)
+        _check_mesh(call, axes, mesh)
         return mesh
 
 
-def _refuse_other_meshes(
-    call: NamedCall, axes: Sequence[int | None], mesh: Mesh
-) -> None:
+def _check_mesh(call: NamedCall, axes: Sequence[int | None], mesh: Mesh) -> None:
     """Raises if another mesh is in use, or an argument has explicit axes of one.
 
     JAX allows only one mesh at a time, and does not move explicit axes to another mesh.

@@ -19,7 +19,7 @@ from .._compat.tracing import at_top_level
 from .._core.base import frames_hidden, jit_is_disabled, require_callable
 from .._core.deletion import delete_array
 from .._core.describe import describe
-from .._core.sharding import constrain, is_sharding, refuse_misfit, require_mesh
+from .._core.sharding import check_fits, constrain, is_sharding, require_mesh
 from .._errors import DonationError
 from .._io.checksums import content_sums
 from .._jit import filter_jit
@@ -85,7 +85,7 @@ def filter_shard(x: _Tree, device_or_shardings: Any) -> _Tree:
     """
 
     def shard(name: str, x: Any, spec: Any) -> Any:
-        _refuse_deleted("filter_shard", name, x)
+        _check_not_deleted("filter_shard", name, x)
         spec = _fitting("device_or_shardings", name, x, spec)
         if at_top_level():
             return jax.device_put(x, spec)
@@ -153,7 +153,7 @@ def filter_device_put(
     shares = not donate if may_alias is None else may_alias
 
     def put(name: str, x: Any, spec: Any) -> Any:
-        _refuse_deleted("filter_device_put", name, x)
+        _check_not_deleted("filter_device_put", name, x)
         if not shares and not isinstance(x, jax.Array):
             x = np.array(x)
         if spec is None or isinstance(spec, jax.memory.Space):
@@ -178,7 +178,7 @@ def filter_device_put(
     return out
 
 
-def _refuse_deleted(function: str, name: str, x: Any) -> None:
+def _check_not_deleted(function: str, name: str, x: Any) -> None:
     if is_deleted(x):
         raise DonationError(
             f"`{function}`: `{name}` ({describe_array(x)}) was {fate_of(x)}."
@@ -231,7 +231,7 @@ def _fitting(option: str, name: str, x: Any, spec: Any) -> Any:
             "is in use: call it under `jax.set_mesh(mesh)`, or give "
             "`jax.sharding.NamedSharding(mesh, spec)`."
         )
-    refuse_misfit(option, name, spec, x)
+    check_fits(option, name, spec, x)
     return spec
 
 
@@ -319,7 +319,7 @@ def shardings(
         if matches(found[0], owner[0]):
             spec = following(option, spec, owner, name, leaf)
         fix = FOLLOW if follow is None and isinstance(tree, tuple) else ""
-        refuse_misfit(option, name, spec, leaf, mesh=mesh, fix=fix)
+        check_fits(option, name, spec, leaf, mesh=mesh, fix=fix)
         return NamedSharding(mesh, spec)
 
     return jtu.tree_map_with_path(choose, tree)
@@ -386,7 +386,7 @@ def make_sharded(
         named = {"rules": repr(rules), "make": make}
         if inspect.isfunction(make):
             named |= inspect.getclosurevars(make).nonlocals
-        _refuse_differing(mesh, named | dict(named_arguments(make, args, kwargs)))
+        _check_alike_everywhere(mesh, named | dict(named_arguments(make, args, kwargs)))
     shapes = filter_eval_shape(make, *args, **kwargs)
     out_shardings = shardings(shapes, mesh, rules, follow=follow)
     if not at_top_level() or jit_is_disabled():
@@ -400,7 +400,7 @@ def make_sharded(
     return jitted(*args, **kwargs)
 
 
-def _refuse_differing(mesh: Mesh, named: dict[str, Any]) -> None:
+def _check_alike_everywhere(mesh: Mesh, named: dict[str, Any]) -> None:
     """Raises `ValueError` in all processes if these trees differ between processes.
 
     No process sees those of another, so checksums are gathered: of the structure, of
@@ -414,7 +414,7 @@ def _refuse_differing(mesh: Mesh, named: dict[str, Any]) -> None:
         texts |= {k: v for k, v in describe(name, tree).items() if isinstance(v, str)}
         for path, x in jtu.tree_leaves_with_path(tree):
             if is_array(x) and getattr(x, "is_fully_addressable", True):
-                _refuse_deleted("make_sharded", path_str(path, name), x)
+                _check_not_deleted("make_sharded", path_str(path, name), x)
                 texts[path_str(path, name)] = describe_array(x) + content_sums([x])[0]
     sums = np.array([crc32(repr(item).encode()) for item in texts.items()], "uint32")
     size = process_allgather(sums.size).max()

@@ -14,10 +14,10 @@ import jax.tree_util as jtu
 from jax.sharding import PartitionSpec
 
 from .._compat.axes import varying_axes
-from .._compat.messages import tells_of_other_specs
+from .._compat.messages import is_other_specs_error
 from .._core.base import NOT_GIVEN, Transformed, by_position, name_of
 from .._core.flat_call import FlatCall, Template
-from .._core.sharding import axes_of, refuse_misfit, require_axis, require_mesh
+from .._core.sharding import axes_of, check_fits, require_axis, require_mesh
 from .._core.show_as import show_as
 from .._jit.donation import Donate, check_mode
 from .._jit.jit import Jitted
@@ -197,7 +197,7 @@ class ShardMapped(Transformed[..., Any]):
         try:
             groups = mapped(data)
         except ValueError as e:
-            if tells_of_other_specs(e):
+            if is_other_specs_error(e):
                 _explain_explicit(names, data, specs, e)
             raise
         return template.fill(itertools.chain.from_iterable(groups))
@@ -248,7 +248,7 @@ class ShardMapped(Transformed[..., Any]):
             groups[number].append(i)
             name, spec = path_str(path, "out"), spec or PartitionSpec()
             if len(spec) > x.ndim:
-                refuse_misfit("out_specs", name, spec, x, mesh=self._mesh)
+                check_fits("out_specs", name, spec, x, mesh=self._mesh)
             differs = varying_axes(jax.typeof(x)) & axes - set(jtu.tree_leaves([*spec]))
             if differs and self._check_vma:
                 raise ValueError(
@@ -272,7 +272,7 @@ class ShardMapped(Transformed[..., Any]):
                 "`None`."
             )
         if x is not None:
-            refuse_misfit(option, name, spec, x, mesh=self._mesh)
+            check_fits(option, name, spec, x, mesh=self._mesh)
         for axis in itertools.chain.from_iterable(map(axes_of, spec)):
             require_axis(f"`{option}` gives {spec} for `{name}`", axis, mesh)
             if self._axis_names and axis not in self._axis_names:

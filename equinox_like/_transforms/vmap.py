@@ -19,8 +19,8 @@ from .._core.base import (
     DEPRECATED,
     NOT_GIVEN,
     Transformed,
+    check_not_deprecated,
     frames_hidden,
-    refuse_deprecated,
 )
 from .._core.flat_call import FlatCall, Template
 from .._module.fields import field
@@ -28,7 +28,7 @@ from .._tree.arrays import describe_array
 from .._tree.filters import is_array, is_array_like, is_none
 from .._tree.match import leaf_name, match_prefix
 from .._tree.nodes import describe_node
-from .._tree.require import refuse_unknown_options, require_integer
+from .._tree.require import check_options, require_integer
 from .._typing import VmapOptions
 from .arguments import NamedCall
 
@@ -140,10 +140,10 @@ def filter_vmap(
         assert y.shape == (4, 3)
         ```
     """
-    refuse_deprecated(
+    check_not_deprecated(
         "filter_vmap", DEPRECATED, vmapkwargs, ": use `in_axes` and `out_axes`"
     )
-    refuse_unknown_options(vmapkwargs, "filter_vmap", jax.vmap)
+    check_options(vmapkwargs, "filter_vmap", jax.vmap)
     options = (in_axes, out_axes, axis_name, axis_size, vmapkwargs)
     if fun is NOT_GIVEN:
         return lambda fun: Vmapped(fun, *options)

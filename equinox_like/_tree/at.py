@@ -18,7 +18,7 @@ from .at_where import choose_places, is_function
 from .deleted import deleted_named
 from .filters import is_array
 from .nodes import Nodes, describe_node
-from .require import refuse_callable_leaf, require_callable
+from .require import check_not_callable, require_callable
 
 _Tree = TypeVar("_Tree")
 
@@ -151,12 +151,12 @@ def tree_at(
         try:
             places, is_one_node = _choose(answer, filled_answer, nodes, filled_nodes)
         except (TypeError, ValueError):
-            nodes.refuse_unset(where)
+            nodes.check_assigned(where)
             raise
         # Python has only one `None`, and a default `()` looks like no nodes.
         if not places or any(nodes.all[place] is None for place in places):
-            nodes.refuse_unset(where)
-    _refuse_overlap(places, nodes)
+            nodes.check_assigned(where)
+    _check_no_overlap(places, nodes)
     if replace is NOT_GIVEN:
         originals = Nodes(pytree, is_leaf).all
         new = [replace_fn(originals[place]) for place in places]
@@ -218,7 +218,7 @@ def _ask(where: Any, copy: Any, pytree: Any) -> Any:
                 f"{where if isinstance(where, type) else describe_node(where)}, which "
                 f"fails on the tree: {type(error).__name__}."
             ) from error
-        refuse_callable_leaf(pytree, "pytree")
+        check_not_callable(pytree, "pytree")
         if not isinstance(error, AttributeError | TypeError):
             raise
         if _OpaqueLeaf.__name__ not in str(error):
@@ -333,7 +333,7 @@ def _places_of_tuple(twin: Any, filled_nodes: Nodes) -> list[int]:
     return filled_nodes.places_of(twin) if is_new else []
 
 
-def _refuse_overlap(places: list[int], nodes: Nodes) -> None:
+def _check_no_overlap(places: list[int], nodes: Nodes) -> None:
     ordered = sorted(places)
     for above, below in pairwise(ordered):
         if above == below:

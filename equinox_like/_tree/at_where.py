@@ -119,7 +119,7 @@ def _read(steps: tuple[_Step, ...], node: Any) -> Any:
 def _evaluate(steps: tuple[_Step, ...], nodes: Nodes) -> int:
     """The place of the node that Python code with these steps reads."""
     node = _read(steps, nodes.all[0])
-    nodes.refuse_unset(functools.partial(_read, steps))
+    nodes.check_assigned(functools.partial(_read, steps))
     found = nodes.places_of(node)
     if not found:
         raise TypeError(

@@ -3,7 +3,7 @@
 JAX flattens without end then, until the stack is full: with a `SystemError` at best. If
 Python code runs within, such as `is_leaf`, or the function that flattens a node, no error
 comes back: JAX leaves Python's count of open calls where it was, and the process is of no
-use any more. So what may take time looks before it flattens (`refuse_cycle`), and all
+use any more. So what may take time looks before it flattens (`check_no_cycle`), and all
 others name the place in JAX's error (`name_cycle`).
 """
 
@@ -24,7 +24,7 @@ _END: Final = object()
 _DEEPEST: Final = 100_000
 
 
-def refuse_cycle(
+def check_no_cycle(
     name: str, tree: Any, stop: set[type] | frozenset[type] = frozenset()
 ) -> None:
     """Raises a `ValueError` if a node of the tree with this name contains itself.
@@ -45,16 +45,16 @@ def refuse_cycle(
     raise ValueError(contains_itself(nodes[-1], paths[above], paths[-1])) from None
 
 
-def refuse_cycles(function: Any, args: Any, kwargs: Any) -> None:
-    """As `refuse_cycle`, for the arguments of a call of `function`."""
+def check_no_cycles(function: Any, args: Any, kwargs: Any) -> None:
+    """As `check_no_cycle`, for the arguments of a call of `function`."""
     for name, tree in named_arguments(function, args, kwargs):
-        refuse_cycle(name, tree)
+        check_no_cycle(name, tree)
 
 
 def name_cycle(error: Exception, function: Any, args: Any, kwargs: Any) -> None:
     """Raises in place of an error that flattening such an argument caused."""
     if isinstance(error, RecursionError | SystemError):
-        refuse_cycles(function, args, kwargs)
+        check_no_cycles(function, args, kwargs)
 
 
 def contains_itself(node: Any, above: str, below: str) -> str:

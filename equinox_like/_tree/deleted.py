@@ -16,7 +16,7 @@ import jax.tree_util as jtu
 
 from .._call_path import outermost
 from .._compat.arrays import may_be_donated
-from .._compat.messages import tells_of_deleted_array
+from .._compat.messages import is_deleted_array_error
 from .._errors import DonationError, LeafError
 from .arrays import describe_array, is_deleted
 from .cycles import name_cycle
@@ -45,7 +45,7 @@ def deleted_named(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 def raise_if_deleted(error: Exception, function: Any, args: Any, kwargs: Any) -> None:
     """Raises a `DonationError` if a deleted array in the arguments caused `error`."""
-    if tells_of_deleted_array(error):
+    if is_deleted_array_error(error):
         arguments = dict(named_arguments(function, args, kwargs))
         if isinstance(error, DonationError) and "args" in arguments:
             return  # `error` has the names of the user's parameters
@@ -53,17 +53,17 @@ def raise_if_deleted(error: Exception, function: Any, args: Any, kwargs: Any) ->
         if isinstance(error, LeafError):  # names the leaf, but not who took it
             leaves = [(name, x) for name, x in leaves if may_be_donated(x)]
         # A call within the function may have named a leaf of its own arguments.
-        refuse_deleted(leaves, error.__cause__ or error, is_transformed(args))
+        check_not_deleted(leaves, error.__cause__ or error, is_transformed(args))
 
 
 def raise_if_deleted_here(error: Exception, call: Any, args: Any, kwargs: Any) -> None:
     """As `raise_if_deleted` for the call of a layer, whose arrays have the names that they
     have in the outermost Module."""
-    if tells_of_deleted_array(error) and not isinstance(error, DonationError):
+    if is_deleted_array_error(error) and not isinstance(error, DonationError):
         (_, layer), *others = named_arguments(call, args, kwargs)
         model = outermost(error) or layer
         arguments = {type(model).__name__: model, **dict(others)}
-        refuse_deleted(_named_leaves(arguments), error)
+        check_not_deleted(_named_leaves(arguments), error)
 
 
 def _named_leaves(arguments: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -83,7 +83,7 @@ def fate_of(x: Any) -> str:
     return f"donated to an earlier call{also}"
 
 
-def refuse_deleted(
+def check_not_deleted(
     named: Sequence[tuple[Any, ...]],
     error: BaseException | None = None,
     names_are_theirs: bool = True,

@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 import jax.tree_util as jtu
 
 from .at import tree_at
-from .cycles import refuse_cycle
+from .cycles import check_no_cycle
 from .nodes import not_assigned, path_str, unset_fields
-from .require import refuse_class
+from .require import check_not_class
 
 _Tree = TypeVar("_Tree")
 _FLAG = jtu.GetAttrKey("inference")
@@ -58,8 +58,8 @@ def tree_inference(
         assert model[0].inference is False
         ```
     """
-    refuse_class(pytree, "pytree")
-    refuse_cycle("pytree", pytree)
+    check_not_class(pytree, "pytree")
+    check_no_cycle("pytree", pytree)
     if where is not None:
         return tree_at(where, pytree, replace_fn=lambda node: _set_flags(node, value))
     return _set_flags(pytree, value)

@@ -110,7 +110,7 @@ class Nodes:
         """As `key_paths`, but as a user would write them; empty for the tree itself."""
         return [path_within(path) for path in self.key_paths]
 
-    def refuse_unset(self, where: Callable[[Any], Any]) -> None:
+    def check_assigned(self, where: Callable[[Any], Any]) -> None:
         """Raises if `where` chooses a field that was not assigned. In a copy of the tree
         each of these has its error as its value."""
         copy = jtu.tree_map(lambda leaf: leaf, self.all[0])

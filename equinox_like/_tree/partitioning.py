@@ -179,7 +179,7 @@ def _partition_below(pytree, filter_spec, replace, is_leaf) -> tuple[Any, Any]:
     subtrees = flatten_up_to(treedef, filter_spec, pytree, *_NAMES)
     halves: list[tuple[Any, Any]] = []
     for i, (spec, subtree) in enumerate(zip(specs, subtrees, strict=True)):
-        _refuse_other_than_filter(spec, filter_spec, i, _NAMES[0])
+        _check_filter(spec, filter_spec, i, _NAMES[0])
         halves.append(partition(subtree, spec, replace, is_leaf))
     kept = treedef.unflatten([kept for kept, _ in halves])
     return kept, treedef.unflatten([rest for _, rest in halves])
@@ -208,7 +208,7 @@ def evaluate_filter(
     keep: list[bool] = []
     subtrees = flatten_up_to(spec_treedef, filter_spec, pytree, *names)
     for i, (spec, subtree) in enumerate(zip(specs, subtrees, strict=True)):
-        _refuse_other_than_filter(spec, filter_spec, i, names[0])
+        _check_filter(spec, filter_spec, i, names[0])
         below = jtu.tree_leaves(subtree, is_leaf)
         if _is_tree_filter(spec):
             keep += evaluate_filter(spec, subtree, *jtu.tree_flatten(subtree, is_leaf))
@@ -259,9 +259,7 @@ def _tree_of_bools(criterion: str, chosen: str) -> str:
     )
 
 
-def _refuse_other_than_filter(
-    spec: Any, filter_spec: Any, number: int, filter_name: str
-) -> None:
+def _check_filter(spec: Any, filter_spec: Any, number: int, filter_name: str) -> None:
     if not callable(spec) and not isinstance(spec, bool):
         fix = ""
         if isinstance(spec, str):

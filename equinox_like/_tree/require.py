@@ -44,7 +44,7 @@ def name_of_call(value: Any) -> str:
     return ""
 
 
-def refuse_class(value: Any, argument: str) -> None:
+def check_not_class(value: Any, argument: str) -> None:
     """Raises if a class is given in place of an instance."""
     if isinstance(value, type):
         raise TypeError(
@@ -52,9 +52,9 @@ def refuse_class(value: Any, argument: str) -> None:
         )
 
 
-def refuse_callable_leaf(tree: Any, argument: str) -> None:
+def check_not_callable(tree: Any, argument: str) -> None:
     """Raises if a class or a function is given in place of a tree that it makes."""
-    refuse_class(tree, argument)
+    check_not_class(tree, argument)
     if callable(tree) and jtu.all_leaves([tree]):
         name = getattr(tree, "__qualname__", type(tree).__name__)
         raise TypeError(
@@ -95,7 +95,7 @@ def require_integer(
     return number
 
 
-def refuse_unknown_options(
+def check_options(
     options: Mapping[str, Any],
     function: str,
     of: Callable[..., Any],

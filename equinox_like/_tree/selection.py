@@ -14,11 +14,11 @@ import jax.tree_util as jtu
 from typing_extensions import TypeVar  # `default` is in `typing` from Python 3.13
 
 from .._annotations import signature_of
-from .cycles import refuse_cycle
+from .cycles import check_no_cycle
 from .filters import is_array
 from .glob import check_patterns, matches, near_paths
 from .nodes import Nodes, children_of, listed
-from .require import not_one_bool, refuse_class, require_callable, require_integer
+from .require import check_not_class, not_one_bool, require_callable, require_integer
 
 _Tree = TypeVar("_Tree")
 _Node = TypeVar("_Node", default=Any)
@@ -60,8 +60,8 @@ def select(tree: _Tree) -> "Selection[_Tree]":
         assert model.layers[2].bias.sum() == 2
         ```
     """
-    refuse_class(tree, "tree")
-    refuse_cycle("tree", tree)
+    check_not_class(tree, "tree")
+    check_no_cycle("tree", tree)
     nodes = Nodes(tree)
     places = tuple(range(len(nodes.all)))
     root = f"select({type(tree).__name__})"

@@ -13,7 +13,7 @@ from equinox_like._compat import arrays as put
 from equinox_like._compat.arrays import (
     is_array_deleted,
     may_be_donated,
-    note_part,
+    record_deleted_part,
     stored_as,
     weakly_typed,
 )
@@ -46,7 +46,7 @@ def test_array_of_which_jax_deleted_a_part_is_deleted(spec, part):
     values = view.tolist()
     jax.jit(jax.lax.optimization_barrier, donate_argnums=0)(x)
     for _ in range(2):
-        note_part(x)
+        record_deleted_part(x)
         assert is_array_deleted(x) and view.tolist() == values
         with pytest.raises(eqx.DonationError, match=r"`model` .* has been deleted"):
             eqx.filter_jit(lambda model: model + 1, donate="arrays")(x)
@@ -56,7 +56,7 @@ def test_array_of_which_jax_deleted_a_part_is_deleted(spec, part):
 
 def test_key_is_deleted():
     x = sharded(jax.random.split(jax.random.key(0), 8), P("d"))
-    note_part(x)
+    record_deleted_part(x)
     assert is_array_deleted(x)
 
 

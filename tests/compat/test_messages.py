@@ -58,7 +58,7 @@ def find_nan():
         try:
             jax.jit(lambda x: x / x, donate_argnums=0)(x)
         except Exception as error:
-            while error is not None and not messages.tells_of_nan(error):
+            while error is not None and not messages.is_nan_error(error):
                 error = error.__context__
             raise error or AssertionError from None
 
@@ -103,17 +103,17 @@ def export_cudnn():
 
 
 TELLS = {
-    messages.tells_of_deleted_array: [
+    messages.is_deleted_array_error: [
         pass_deleted,
         pass_deleted_to_a_program,
         pass_deleted_by_another_thread,
     ],
-    messages.tells_of_shared_buffer: [donate_twice, donate_and_pass],
-    messages.tells_of_nan: [find_nan],
-    messages.tells_of_missing_mesh: [use_no_mesh],
-    messages.tells_of_other_sharding: [pass_another_sharding],
-    messages.tells_of_other_specs: [pass_another_spec],
-    messages.tells_of_callback: [
+    messages.is_shared_buffer_error: [donate_twice, donate_and_pass],
+    messages.is_nan_error: [find_nan],
+    messages.is_missing_mesh_error: [use_no_mesh],
+    messages.is_other_sharding_error: [pass_another_sharding],
+    messages.is_other_specs_error: [pass_another_spec],
+    messages.is_callback_error: [
         export_callback,
         lower_callback_for_another_platform,
         lower_callback_for_several_platforms,

@@ -23,7 +23,7 @@ from ..._tree import is_inexact_array
 from ..._tree.partitioning import map_nodes
 from ..._tree.selection import select
 from ..._typing import ArrayLike, PRNGKeyArray
-from .._base.arguments import as_number, as_size, refuse_layer_class, wrong_value
+from .._base.arguments import as_number, as_size, check_not_layer_class, wrong_value
 from .._base.init import draw, key_named, leading_axes, split_key
 from .._base.precision import computes
 from .._base.sharding import explicit_mesh, like
@@ -114,7 +114,7 @@ class LoRA(StatefulLayer, Generic[_Layer]):
         is a LoRA itself.
         """
         rank = as_size(self, "rank", rank, 1)
-        refuse_layer_class("LoRA", "layer", layer)
+        check_not_layer_class("LoRA", "layer", layer)
         if isinstance(layer, LoRA):
             raise TypeError(
                 "LoRA takes a layer without a LoRA as `layer`; got a LoRA. Pass "

@@ -16,7 +16,7 @@ from ..._tree.at_where import read
 from ..._tree.glob import near_paths
 from ..._tree.nodes import Nodes, path_within
 from ..._tree.selection import select
-from .._base.arguments import as_size, refuse_layer_class, wrong_value
+from .._base.arguments import as_size, check_not_layer_class, wrong_value
 from .._base.init import WEIGHTS, layout_of, leading_axes
 from .._base.precision import computes, is_real
 from .._base.sharding import explicit_mesh
@@ -115,7 +115,7 @@ class Quantized(StatefulLayer, Generic[_Layer]):
         `TypeError` if `layer` is a `Quantized` itself, or cannot be `dynamic`.
         """
         _check_options(self, bits, group_size, symmetric, dynamic)
-        refuse_layer_class("Quantized", "layer", layer)
+        check_not_layer_class("Quantized", "layer", layer)
         if isinstance(layer, Quantized):
             raise TypeError(
                 "Quantized takes a layer that is not quantised as `layer`; got a "

@@ -15,7 +15,7 @@ from ..._module import Module, field
 from ..._tree import is_array, is_array_like, is_inexact_array, tree_at, tree_pformat
 from ..._tree.at_where import read
 from ..._typing import ArrayLike, PRNGKeyArray
-from .._base.arguments import as_eps, as_size, refuse_layer_class
+from .._base.arguments import as_eps, as_size, check_not_layer_class
 from .._base.init import split_key
 from .._base.precision import accumulation_dtype, computes
 from .._base.sharding import matvec, split_as
@@ -260,7 +260,7 @@ class WeightNorm(Module, Generic[_Layer]):
 
 def _weight_of(norm: Any, layer: Any, name: str) -> Array:
     taker = type(norm).__name__
-    refuse_layer_class(taker, "layer", layer)
+    check_not_layer_class(taker, "layer", layer)
     weight = getattr(layer, name, None)
     if is_array_like(weight):
         return jnp.asarray(weight)

@@ -309,12 +309,14 @@ def _unusable(name: str, obstacle: str) -> ValueError:
     )
 
 
-def _refuse_float16() -> Any:
+def _raise_for_float16() -> Any:
     raise _unusable("xla", "it is in float16, which JAX does not compile for CPUs")
 
 
 # Raises when a program is lowered for CPUs. While it is traced, its platform is unknown.
-_on_cpu_p = for_whole_batch("float16_on_cpu", _refuse_float16, lambda: jnp.array(True))
+_on_cpu_p = for_whole_batch(
+    "float16_on_cpu", _raise_for_float16, lambda: jnp.array(True)
+)
 
 
 def _obstacle(inputs: Inputs, return_weights: bool) -> str | None:

@@ -186,7 +186,7 @@ def as_padding(layer: Any, value: Any, length: int) -> tuple[tuple[int, int], ..
     return _converted(layer, "padding", value, wanted, convert)
 
 
-def refuse_layer_class(taker: str, name: str, layer: Any) -> None:
+def check_not_layer_class(taker: str, name: str, layer: Any) -> None:
     """Raises `TypeError` for a class of layers in place of a layer.
 
     A class is callable, so a call of it would return a new layer instead of an array.
@@ -200,7 +200,7 @@ def check_layer(
     taker: str, name: str, layer: Any, wanted: str = "a layer or a function"
 ) -> None:
     """Raises `TypeError` unless `layer` can be called, and for a class of layers."""
-    refuse_layer_class(taker, name, layer)
+    check_not_layer_class(taker, name, layer)
     check_function(taker, name, layer, wanted)
 
 
@@ -223,5 +223,5 @@ def as_layers(taker: str, name: str, layers: Iterable[Any]) -> tuple[Any, ...]:
         raise wrong_type(taker, "a list of layers", name, layers, fix) from None
     found = tuple(iterator)
     for i, layer in enumerate(found):
-        refuse_layer_class(taker, f"{name}[{i}]", layer)
+        check_not_layer_class(taker, f"{name}[{i}]", layer)
     return found

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from ..._call_path import call_part, leave_out_this_frame, note_path
+from ..._call_path import add_note_on_path, call_part, leave_out_this_frame
 from ..._compat.tracing import scope_type
 from ..._core.context import Context
 from ..._tree import is_array
@@ -56,7 +56,7 @@ def computes(
                         rest, named = cast((rest, named), dtype)
                     return call_part(args[0], (), layer, call, layer, *rest, **named)
             except Exception as error:
-                note_path(error)
+                add_note_on_path(error)
                 leave_out_this_frame(error)
                 raise_if_deleted_here(error, call, args, kwargs)
                 if is_call and args and isinstance(error, TypeError):

@@ -26,7 +26,7 @@ from ..._tree.cached import Attribute, Cached, forget
 from ..._tree.nodes import describe_node, path_str
 from ..._tree.partitioning import map_nodes
 from ..._tree.registry import register_cached
-from .arguments import check_function, refuse_layer_class, wrong_type
+from .arguments import check_function, check_not_layer_class, wrong_type
 from .inputs import described
 
 _P = ParamSpec("_P")
@@ -156,7 +156,7 @@ class State(Cached):
         class or an iterator in place of a model, and for initial values that are not
         arrays or numbers.
         """
-        refuse_layer_class("State", "model", model)
+        check_not_layer_class("State", "model", model)
         if isinstance(model, Iterator):
             fix = " Write `State(list(...))`."
             raise wrong_type("State", "a model", "model", model, fix)

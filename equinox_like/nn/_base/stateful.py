@@ -82,7 +82,7 @@ class _Absent:
 ABSENT: Any = _Absent()
 
 
-def refuse_key(layer: Any, state: Any) -> None:
+def check_not_key(layer: Any, state: Any) -> None:
     """Raises `TypeError` if a call without stateful layers was given a key as `state`.
 
     They return a state as it is, so the key would not be used. A stateful layer of a
@@ -102,7 +102,7 @@ def refuse_key(layer: Any, state: Any) -> None:
 
 def with_state(layer: Any, y: Any, state: Any) -> tuple[Any, Any]:
     """What a layer that only passes its state on returns."""
-    refuse_key(layer, state)
+    check_not_key(layer, state)
     return y, state
 
 
@@ -118,11 +118,11 @@ def call_stateless(what: str, layer: Any, /, *args: Any, **kwargs: Any) -> Any:
     try:
         return layer(*args, **kwargs)
     except TypeError:
-        _refuse_plain_class(what, layer, args, kwargs)
+        _check_not_plain_class(what, layer, args, kwargs)
         raise
 
 
-def _refuse_plain_class(what: str, layer: Any, args: Any, kwargs: Any) -> None:
+def _check_not_plain_class(what: str, layer: Any, args: Any, kwargs: Any) -> None:
     """Raises `TypeError` if a layer lacks a state that its class does not ask for."""
     while isinstance(layer, Frozen):
         layer = layer.value

@@ -21,9 +21,9 @@ from .._base.stateful import (
     ABSENT,
     StatefulLayer,
     call_stateless,
+    check_not_key,
     is_stateful,
     key_for,
-    refuse_key,
 )
 
 _S = TypeVar("_S")
@@ -115,7 +115,7 @@ class Sequential(StatefulLayer, Generic[_Y]):
         """
         number = len(self.layers)
         keys = [None] * number if key is None else split_key(key, number, self)
-        refuse_key(self, state)
+        check_not_key(self, state)
         for i, (layer, layer_key) in enumerate(zip(self.layers, keys, strict=True)):
             _require_callable(i, layer)
             kwargs = key_for(layer, layer_key)

@@ -71,7 +71,7 @@ class ReversibleBlock(Module):
         """
         for name, layer in (("f", f), ("g", g)):
             check_layer("ReversibleBlock", name, layer)
-            _refuse_stateful(f"`{name}` of ReversibleBlock", layer)
+            _check_stateless(f"`{name}` of ReversibleBlock", layer)
         self.f, self.g = f, g
         self.split_axis = as_axis(self, "split_axis", split_axis)
 
@@ -197,7 +197,7 @@ class ReversibleSequential(Module):
         self.blocks = blocks
         self.memory_efficient = memory_efficient
         for name, block in self._named():
-            _refuse_stateful(f"`{name}` of ReversibleSequential", block)
+            _check_stateless(f"`{name}` of ReversibleSequential", block)
             if not callable(getattr(block, "inverse", None)):
                 raise TypeError(
                     f"`{name}` of ReversibleSequential has no method `inverse(y, *, "
@@ -301,7 +301,7 @@ def _content(blocks: Any) -> Any:
     return blocks.value if isinstance(blocks, Frozen) else blocks
 
 
-def _refuse_stateful(what: str, layer: Any) -> None:
+def _check_stateless(what: str, layer: Any) -> None:
     if is_stateful(layer):
         raise TypeError(
             f"{what} is stateful: it is {describe_node(layer)}. Its input is "

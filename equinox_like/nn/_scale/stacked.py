@@ -31,9 +31,9 @@ from .._base.stateful import (
     ABSENT,
     StatefulLayer,
     call_stateless,
+    check_not_key,
     is_stateful,
     key_for,
-    refuse_key,
 )
 
 _L = TypeVar("_L", covariant=True)
@@ -140,7 +140,7 @@ class Stacked(StatefulLayer, Generic[_L]):
             raise ValueError("`Stacked.from_layers` needs at least one layer.")
         layers = _with_common_markers(layers)
         for i, layer in enumerate(layers[1:], start=1):
-            _refuse_difference(layers[0], layer, i)
+            _check_alike(layers[0], layer, i)
         arrays = [partition(layer, is_array)[0] for layer in layers]
         _, rest = partition(layers[0], is_array)
         stacked = combine(jax.tree.map(lambda *xs: jnp.stack(xs), *arrays), rest)
@@ -184,7 +184,7 @@ class Stacked(StatefulLayer, Generic[_L]):
         and other arrays were passed as `state`, or if with `xs` a layer does not return
         a pair.
         """
-        refuse_key(self, state)
+        check_not_key(self, state)
         layers = self.layers
         stateful = is_stateful(layers)
         _check_state(self, state, stateful)
@@ -415,7 +415,7 @@ def _with_markers(layers: Any, new: Callable[[Any], Any]) -> Any:
     return map_nodes(lambda x: with_marker(x, new(x.marker)), layers, is_index)
 
 
-def _refuse_difference(first: Any, layer: Any, index: int) -> None:
+def _check_alike(first: Any, layer: Any, index: int) -> None:
     for found in tree_differences("layer", first, layer, is_array, described):
         if found.kind == ARRAY_TYPE:
             wanted, verb = "with equal shapes and dtypes", "has"
