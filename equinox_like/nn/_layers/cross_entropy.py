@@ -51,7 +51,8 @@ def linear_cross_entropy(
     - `weight`: shape `(vocabulary, size)`, as the `weight` of [`equinox_like.nn.Linear`][]
         and of [`equinox_like.nn.Embedding`][].
     - `labels`: the right word for each token: integers of shape `(...)`.
-    - `bias`: shape `(vocabulary,)`. `-inf` excludes a word.
+    - `bias`: shape `(vocabulary,)`. `-inf` excludes a word; with `label_smoothing`, losses
+        are infinite then.
     - `where`: bools of shape `(...)`. Where it is `False`, the loss is 0 and so are its
         derivatives, whatever `x` and the label are. A loss that ignores tokens is
         `losses.sum() / where.sum()`.
@@ -137,13 +138,11 @@ def _check(arrays: dict[str, Array]) -> None:
         if not jnp.issubdtype(array.dtype, kind):
             raise wrong_type(_NAME, f"an array of {kind.__name__} dtype", name, array)
         if array.shape != shape:
-            given = [
-                f"`{name}` of shape {array.shape}" for name, array in arrays.items()
-            ]
+            given = [f"`{name}` {array.shape}" for name, array in arrays.items()]
             raise ShapeError(
                 f"{_NAME} takes `x` of shape (..., size), `weight` (vocabulary, size), "
                 "which is not empty, `bias` (vocabulary,), and `labels` and `where` (...); "
-                f"got {', '.join(given)}."
+                f"got shapes {', '.join(given)}."
             )
 
 
