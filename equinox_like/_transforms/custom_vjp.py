@@ -25,7 +25,7 @@ from .._tree.match import pair_leaves
 from .._tree.nodes import path_str
 from .._tree.partitioning import filter
 from .._warn import warn
-from .custom_jvp import WithRules, batched_in_front, check_output, hold, type_of
+from .custom_jvp import WithRules, batched_as_any, check_output, hold, type_of
 from .jvp_vjp import is_zero
 
 _P = ParamSpec("_P")
@@ -154,7 +154,7 @@ class CustomVJP(WithRules[_P, _T], Generic[_P, _T]):
 
         def flat(data, held):
             fun, args, kwargs = call.fill(data, held)
-            return pack(batched_in_front(fun(*args, **kwargs)))
+            return pack(batched_as_any(fun(*args, **kwargs), (data, held)))
 
         def flat_fwd(data, held):
             if optimize_remat:
@@ -171,7 +171,7 @@ class CustomVJP(WithRules[_P, _T], Generic[_P, _T]):
                 check_output(out, flat, (data, held), fwd_name, _type_or_number)
             out_treedef = jtu.tree_structure(filter(out, is_array))
             saved = pack((residuals, out_treedef, flags, data, held))
-            return pack(batched_in_front(out)), saved
+            return pack(batched_as_any(out, (data, held))), saved
 
         def flat_bwd(saved, cotangents):
             residuals, out_treedef, flags, data, held = unpack(saved)
