@@ -54,7 +54,9 @@ def filter_custom_vjp(fn: Any = NOT_GIVEN, *, optimize_remat: bool = False) -> A
     - `optimize_remat`: if `True`, `fwd` runs only once under
         [`equinox_like.filter_checkpoint`][]. Then the rules do not learn what is
         perturbed, or has a cotangent: `perturbed` is `True` for all inexact arrays, and
-        cotangents are zeros instead of `None`.
+        cotangents are zeros instead of `None`. And the gradient has no reverse mode: JAX
+        raises `ValueError`, "Linearization failed". Forward over reverse mode works, as in
+        [`equinox_like.filter_hessian`][].
 
     The rules:
 
@@ -67,7 +69,9 @@ def filter_custom_vjp(fn: Any = NOT_GIVEN, *, optimize_remat: bool = False) -> A
 
     **Returns:**
 
-    A callable like `fn`. If it is not differentiated, `fn` itself runs.
+    A callable like `fn`. If it is not differentiated, `fn` itself runs. Under `jax.vmap`
+    all arrays of the output are mapped if an array of the arguments is, so its `out_axes`
+    cannot be `None`.
 
     **Raises:**
 
