@@ -339,7 +339,7 @@ class Storm:
 
     def __init__(self) -> None:
         self.is_watched = WARNS_OF_RETRACES
-        self._number = 0  # of traces, in this test
+        self.number = 0  # of traces, in this test
         self._test: str | None = None
         # Parameters that `bucketed` pads: each shape of them is compiled once.
         self.padded: set[str] = set()
@@ -350,9 +350,9 @@ class Storm:
         """The text of the warning, if the first trace of this function causes it: if it
         is the eighth function of its code that was compiled."""
         with _counting:
-            if self._number:  # the cache of the function was cleared
+            if self.number:  # the cache of the function was cleared
                 return None
-            self._number, self._test = 1, _this_test()
+            self.number, self._test = 1, _this_test()
             code = _code_of(program)
             if code is None:
                 return None
@@ -373,12 +373,12 @@ class Storm:
             if not self.is_watched or not differences:
                 return None
             before, self._test = self._test, _this_test()
-            self._number = self._number + 1 if before == self._test else 1
+            self.number = self.number + 1 if before == self._test else 1
             text = self._warning_of_place(retrace, differences)
-            if text is None and self._number >= _MOST:
+            if text is None and self.number >= _MOST:
                 places = listed(list(self._values), _SHOWN)
                 text = (
-                    f"{retrace} This is trace {self._number} of the function, and each of "
+                    f"{retrace} This is trace {self.number} of the function, and each of "
                     f"them is compiled. They differ at {places}. {_OFF}"
                 )
             if text is not None:
