@@ -127,6 +127,7 @@ class Program:
             ]
             self._forget([self._specializations.pop(key) for key in keys])
             self.layouts.clear(structure)
+            self.storm.number = min(self.storm.number, 1)
 
     def _forget(self, specializations: list[Specialization]) -> None:
         for specialization in specializations:

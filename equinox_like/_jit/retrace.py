@@ -259,6 +259,12 @@ on_clear(_functions.clear)
 _counting: Final = threading.RLock()  # reentrant: a finaliser may call a function
 
 
+def _this_test() -> str | None:
+    """The test of pytest that runs. Each is a program of its own, and shares its functions
+    with others."""
+    return os.environ.get("PYTEST_CURRENT_TEST")
+
+
 class Storm:
     """Counts the traces of one function, and the values that caused them, by their places.
 
@@ -267,7 +273,8 @@ class Storm:
 
     def __init__(self) -> None:
         self.is_watched = WARNS_OF_RETRACES
-        self._number = 0  # of traces
+        self.number = 0  # of traces, in this test
+        self._test: str | None = None
         self._values: dict[str, set[int]] = {}
         self._lock = threading.Lock()
 
@@ -275,17 +282,17 @@ class Storm:
         """The text of the warning, if the first trace of this function causes it: if it
         is the eighth function of its code that was compiled."""
         with _counting:
-            code = _code_of(program) if self._number == 0 else None
-            self._number = self._number or 1
+            if self.number:  # the cache of the function was cleared
+                return None
+            self.number, self._test = 1, _this_test()
+            code = _code_of(program)
             if code is None:
                 return None
-            # Each test of pytest is a program of its own.
-            test = os.environ.get("PYTEST_CURRENT_TEST")
-            before, number = _functions.get(id(code), (test, 0))
+            before, number = _functions.get(id(code), (self._test, 0))
             if number == 0:
                 weakref.finalize(code, _functions.pop, id(code), None).atexit = False
-            number = number + 1 if before == test else 1
-            _functions[id(code)] = test, number
+            number = number + 1 if before == self._test else 1
+            _functions[id(code)] = self._test, number
         if number != FEW:
             return None
         earlier = f"{number - 1} functions that were compiled"
@@ -296,12 +303,13 @@ class Storm:
         with self._lock:
             if not (self.is_watched and retrace.differences):
                 return None
-            self._number += 1
+            before, self._test = self._test, _this_test()
+            self.number = self.number + 1 if before == self._test else 1
             text = self._warning_of_place(retrace)
-            if text is None and self._number >= _MOST:
+            if text is None and self.number >= _MOST:
                 places = listed(list(self._values), _SHOWN)
                 text = (
-                    f"{retrace} This is trace {self._number} of the function, and each of "
+                    f"{retrace} This is trace {self.number} of the function, and each of "
                     f"them is compiled. They differ at {places}. {_OFF}"
                 )
             if text is not None:

@@ -15,6 +15,8 @@ import jax.tree_util as jtu
 from jax.custom_derivatives import SymbolicZero, zero_from_primal
 
 from .._call_path import call_rebuilt
+from .._compat.primitive import batch_size
+from .._compat.rules import identity
 from .._compat.tracing import Tracer
 from .._core.base import Transformed, frames_hidden, name_of, require_callable
 from .._core.context import in_context_of_now
@@ -23,6 +25,7 @@ from .._core.flat_call import as_arrays, pair_of, take_apart, unpack
 from .._module.fields import field
 from .._tree.arrays import describe_type
 from .._tree.filters import (
+    is_array,
     is_array_or_struct,
     is_inexact_array,
     is_inexact_array_like,
@@ -244,15 +247,42 @@ def batched_in_front(out: Any) -> Any:
     JAX differentiates a compiled `vmap`, as in `grad(jit(vmap(f)))` or in a scan, as if
     a function and its rule always put that axis in the same place (until jax 0.12, where
     the flags `JAX_CUSTOM_JVP3` and `JAX_CUSTOM_VJP3` repair it). The gradient is wrong if
-    they do not. Adding an axis moves that of the `vmap` to the front.
+    they do not.
     """
+    return jtu.tree_map(
+        lambda x: _in_front.bind(x)[0] if isinstance(x, Tracer) else x, out
+    )
 
-    def in_front(x):
-        if not isinstance(x, Tracer):
-            return x
-        return jax.lax.squeeze(jax.lax.expand_dims(x, [0]), [0])
 
-    return jax.tree.map(in_front, out)
+def batched_as_any(out: Any, inputs: Any) -> Any:
+    """As `batched_in_front`, but all arrays have the axis if an input has it.
+
+    JAX would call the rule of a `custom_vjp` for each element with the cotangent of all of
+    them (jax 0.10), or refuse, if an output depends on nothing that is mapped.
+    """
+    data, template = take_apart(out, _may_be_batched)
+    given = [x for x in jtu.tree_leaves(inputs) if is_array(x)]
+    if any(isinstance(x, Tracer) for x in [*data, *given]):
+        data = _in_front.bind(*data, *given)[: len(data)]
+    return template.fill(data)
+
+
+def _may_be_batched(x: Any) -> bool:
+    return is_array(x) and x.dtype != jax.dtypes.float0
+
+
+def _batch(arrays: Sequence[Any], axes: Sequence[Any]) -> tuple[list[Any], list[int]]:
+    size = batch_size(arrays, axes)
+    moved = [
+        jnp.broadcast_to(x, (size, *x.shape))
+        if axis is None
+        else jnp.moveaxis(x, axis, 0)
+        for x, axis in zip(arrays, axes, strict=True)
+    ]
+    return _in_front.bind(*moved), [0] * len(moved)  # again, for an outer `vmap`
+
+
+_in_front = identity("batched_in_front", batch=_batch)
 
 
 def check_output(

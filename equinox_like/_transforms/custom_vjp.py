@@ -27,7 +27,7 @@ from .._tree.match import pair_leaves
 from .._tree.nodes import path_str
 from .._tree.partitioning import filter
 from .._warn import warn
-from .custom_jvp import WithRules, batched_in_front, check_output, hold, type_of
+from .custom_jvp import WithRules, batched_as_any, check_output, hold, type_of
 from .jvp_vjp import is_zero
 
 _P = ParamSpec("_P")
@@ -56,7 +56,9 @@ def filter_custom_vjp(fn: Any = NOT_GIVEN, *, optimize_remat: bool = False) -> A
     - `optimize_remat`: if `True`, `fwd` runs only once under
         [`equinox_like.filter_checkpoint`][]. Then the rules do not learn what is
         perturbed, or has a cotangent: `perturbed` is `True` for all inexact arrays, and
-        cotangents are zeros instead of `None`.
+        cotangents are zeros instead of `None`. And the gradient has no reverse mode: JAX
+        raises `ValueError`, "Linearization failed". Forward over reverse mode works, as in
+        [`equinox_like.filter_hessian`][].
 
     The rules:
 
@@ -69,7 +71,9 @@ def filter_custom_vjp(fn: Any = NOT_GIVEN, *, optimize_remat: bool = False) -> A
 
     **Returns:**
 
-    A callable like `fn`. If it is not differentiated, `fn` itself runs.
+    A callable like `fn`. If it is not differentiated, `fn` itself runs. Under `jax.vmap`
+    all arrays of the output are mapped if an array of the arguments is, so its `out_axes`
+    cannot be `None`.
 
     **Raises:**
 
@@ -156,7 +160,8 @@ class CustomVJP(WithRules[_P, _T], Generic[_P, _T]):
 
         def flat(data, held):
             fun, args, kwargs = call.fill(data, held)
-            return pack(batched_in_front(call_rebuilt(fun, *args, **kwargs)))
+            out = call_rebuilt(fun, *args, **kwargs)
+            return pack(batched_as_any(out, (data, held)))
 
         def flat_fwd(data, held):
             if optimize_remat:
@@ -175,7 +180,7 @@ class CustomVJP(WithRules[_P, _T], Generic[_P, _T]):
                 check_output(out, flat, (data, held), fwd_name, shown)
             out_treedef = jtu.tree_structure(filter(out, is_array))
             saved = pack((residuals, out_treedef, flags, data, held))
-            return pack(batched_in_front(out)), saved
+            return pack(batched_as_any(out, (data, held))), saved
 
         def flat_bwd(saved, cotangents):
             residuals, out_treedef, flags, data, held = unpack(saved)

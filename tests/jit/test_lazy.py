@@ -131,9 +131,6 @@ def array(n=2):
     return jnp.arange(float(n))
 
 
-# All tests share `identity`, which is traced for each kind of tree.
-pytestmark = pytest.mark.filterwarnings("ignore::equinox_like.RetraceWarning")
-
 TREES = {
     "leaf": lambda: Leaf(array()),
     "defaults overridden": lambda: Leaf(array(), rate=array(1), size=4),
@@ -255,6 +252,8 @@ OPERATIONS = {
 }
 
 
+# Each tree is a new one, with a method of its own.
+@pytest.mark.filterwarnings("ignore::equinox_like.RetraceWarning")
 @pytest.mark.parametrize("tree", TREES)
 def test_no_operation_tells_it_from_one_built_by_hand(tree):
     for name, operation in OPERATIONS.items():

@@ -15,6 +15,7 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import equinox_like as eqx
 from equinox_like._compat.tracing import settings
@@ -110,6 +111,8 @@ def state():
     }
 
 
+# Each of the shared functions is compiled for more than 32 calls.
+@pytest.mark.filterwarnings("ignore::equinox_like.RetraceWarning")
 def test_threads_do_not_disturb_each_other_nor_the_process():
     failures, counts = [], []
     end = time.monotonic() + SECONDS

@@ -781,3 +781,173 @@ def test_gradient_of_a_compiled_map_is_that_of_the_map(kind, axis, stage):
 
     wanted = jax.grad(loss, 1)(mapped, xs)
     assert jax.grad(loss, 1)(stage(mapped), xs).tolist() == wanted.tolist()
+
+
+def waves(p):
+    """The second output does not depend on the first argument."""
+    return jnp.sin(p[0] * p[1]), {"second": jnp.cos(p[1])}, jnp.ones(())
+
+
+def with_vjp(optimize_remat):
+    @functools.partial(eqx.filter_custom_vjp, optimize_remat=optimize_remat)
+    def function(p):
+        return waves(p)
+
+    @function.def_fwd
+    def fwd(perturbed, p):
+        return waves(p), None
+
+    @function.def_bwd
+    def bwd(residuals, cotangent, perturbed, p):
+        leaves = jax.tree.leaves(cotangent, is_leaf=lambda x: x is None)
+        first, second, constant = (0.0 if c is None else c for c in leaves)
+        x, w = p
+        # The rule is free to use the cotangent of an output that depends on nothing.
+        ones = jnp.ones_like(w) * (first * x * jnp.cos(x * w) - second * jnp.sin(w))
+        return jnp.ones_like(x) * first * w * jnp.cos(x * w), ones + constant * w
+
+    return function
+
+
+def with_jvp():
+    @eqx.filter_custom_jvp
+    def function(p):
+        return waves(p)
+
+    @function.def_jvp
+    def rule(primals, tangents):
+        ((x, w),), ((dx, dw),) = primals, tangents
+        dx, dw = (0.0 if t is None else t for t in (dx, dw))
+        second = {"second": -jnp.sin(w) * dw + jnp.zeros_like(w)}
+        return waves((x, w)), (jnp.cos(x * w) * (w * dx + x * dw), second, None)
+
+    return function
+
+
+def number(w):
+    """One, whose derivative is `w`, as `bwd` says of the third output."""
+    half = w**2 / 2
+    return 1 + half - jax.lax.stop_gradient(half)
+
+
+def expected(p):
+    first, second, _ = waves(p)
+    return first, second, number(p[1])
+
+
+def summed(f, x, w):
+    return sum(map(jnp.sum, jax.tree.leaves(f((x, w)))))
+
+
+MAPS = {
+    "map": lambda f, xs, w: jax.vmap(lambda x: summed(f, x, w))(xs).sum(),
+    "filter_vmap": lambda f, xs, w: eqx.filter_vmap(lambda x: summed(f, x, w))(
+        xs
+    ).sum(),
+    "unmapped axis": lambda f, xs, w: jax.vmap(
+        lambda x, w: summed(f, x, w), in_axes=(0, None)
+    )(xs, w).sum(),
+    "second output": lambda f, xs, w: jax.vmap(lambda x: f((x, w))[1]["second"])(
+        xs
+    ).sum(),
+    "outputs": lambda f, xs, w: sum(
+        map(jnp.sum, jax.tree.leaves(jax.vmap(lambda x: f((x, w)), out_axes=-1)(xs)))
+    ),
+    "compiled": lambda f, xs, w: jax.jit(jax.vmap(lambda x: summed(f, x, w)))(xs).sum(),
+    "nested": lambda f, xs, w: jax.vmap(
+        lambda y: jax.vmap(lambda x: summed(f, x * y, w))(xs)
+    )(xs).sum(),
+    "nested, one axis each": lambda f, xs, w: jax.vmap(
+        lambda y: jax.vmap(lambda x: summed(f, x, w * y))(xs)
+    )(xs).sum(),
+    "checkpoint": lambda f, xs, w: jax.vmap(jax.checkpoint(lambda x: summed(f, x, w)))(
+        xs
+    ).sum(),
+    "map of a branch": lambda f, xs, w: jax.vmap(
+        lambda x: jax.lax.cond(x > 0.5, lambda: summed(f, x, w), lambda: x * w)
+    )(xs).sum(),
+    "closure": lambda f, xs, w: jax.vmap(
+        lambda x: eqx.filter_closure_convert(lambda x: summed(f, x, w), x)(x)
+    )(xs).sum(),
+}
+
+
+LOOPS = {
+    "scan of a map": lambda f, xs, w: jax.lax.scan(
+        lambda c, y: (c + jax.vmap(lambda x: summed(f, x * y, w))(xs).sum(), None),
+        0.0,
+        xs,
+    )[0],
+    "map of a scan": lambda f, xs, w: jax.vmap(
+        lambda x: jax.lax.scan(lambda c, _: (c + summed(f, x, w), None), 0.0, None, 2)[
+            0
+        ]
+    )(xs).sum(),
+}
+
+
+@pytest.mark.parametrize("place", MAPS)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_output_that_depends_on_nothing_mapped_has_the_right_gradient(place, compiled):
+    check_gradients(MAPS[place], compiled)
+
+
+@pytest.mark.parametrize("place", LOOPS)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_output_that_depends_on_nothing_mapped_in_a_loop(place, compiled):
+    check_gradients(LOOPS[place], compiled)
+
+
+def check_gradients(mapped, compiled):
+    xs, w = jnp.array([0.3, 1.3, 2.3]), jnp.array(0.7)
+    forms = (with_vjp(False), expected), (with_vjp(True), expected), (with_jvp(), waves)
+    for function, plain in forms:
+        found, wanted = (
+            jax.grad(lambda xs, w, f=f: mapped(f, xs, w), (0, 1))
+            for f in (function, plain)
+        )
+        found = jax.jit(found) if compiled else found
+        for a, b in zip(found(xs, w), wanted(xs, w), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def test_gradient_of_shared_weights_is_that_of_the_plain_function():
+    f = eqx.filter_custom_vjp(lambda p: (jnp.sin(p[0] * p[1]), jnp.cos(p[1])))
+    f.def_fwd(lambda perturbed, p: (f.__wrapped__(p), None))
+    f.def_bwd(lambda _, c, perturbed, p: jax.vjp(f.__wrapped__, p)[1](c)[0])
+
+    def loss(function):
+        return lambda xs, w: jax.vmap(lambda x: sum(function((x, w))))(xs).sum()
+
+    args = jnp.array([0.1, 0.5, 2.0]), jnp.array(0.8)
+    for found, wanted in zip(
+        jax.grad(loss(f), (0, 1))(*args),
+        jax.grad(loss(f.__wrapped__), (0, 1))(*args),
+        strict=True,
+    ):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def test_output_is_mapped_if_an_argument_is():
+    function = with_vjp(False)
+    xs, w = jnp.arange(3.0), jnp.array(0.7)
+    out = jax.vmap(lambda x: function((x, w)))(xs)
+    assert [x.shape for x in jax.tree.leaves(out)] == [(3,)] * 3
+    with pytest.raises(ValueError, match="out_axes"):
+        jax.vmap(lambda x: function((x, w)), out_axes=(0, None, None))(xs)
+    alone = jax.vmap(lambda x: (x, function((w, w))), out_axes=(0, None))(xs)[1]
+    assert [x.shape for x in jax.tree.leaves(alone)] == [()] * 3
+
+
+def test_optimize_remat_has_forward_over_reverse_mode_only():
+    f = eqx.filter_custom_vjp(lambda x: jnp.sin(x), optimize_remat=True)
+    f.def_fwd(lambda perturbed, x: (jnp.sin(x), None))
+    f.def_bwd(lambda _, cotangent, perturbed, x: jnp.cos(x) * cotangent)
+    x = jnp.array(1.0)
+    assert jnp.allclose(eqx.filter_hessian(f)(x), -jnp.sin(x))
+    try:
+        second = eqx.filter_grad(eqx.filter_grad(f))(x)
+    except ValueError as error:
+        assert "Linearization failed" in str(error)
+    else:  # under the flag `JAX_CUSTOM_VJP3`
+        assert jnp.allclose(second, -jnp.sin(x))
