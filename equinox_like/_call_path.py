@@ -51,7 +51,7 @@ call_rebuilt = functools.partial(call_part, None, (), None)
 def outer_call(function: _F) -> _F:
     """Marks a function `(*args, **kwargs)` that leads to a `call_rebuilt` with the same
     arguments. The first one is the function, or a `Transformed` that holds it."""
-    _outer_calls.add(function.__code__)  # pyright: ignore[reportFunctionMemberAccess]
+    _outer_calls.add((function.__module__, function.__qualname__))
     return function
 
 
@@ -119,7 +119,8 @@ class _Call(NamedTuple):
     kwargs: dict[str, Any]
 
 
-_outer_calls: Final[set[types.CodeType]] = set()
+# By module and name: a runtime type checker puts functions of its own around these.
+_outer_calls: Final[set[tuple[str, str]]] = set()
 _CONSTRUCTORS: Final = "__init__", "__post_init__", "__check_init__", "__setattr__"
 
 
@@ -132,10 +133,11 @@ def _calls(frame: Any, tb: Any = None) -> list[Any]:
 def _call_in(frame: types.FrameType) -> Any:
     """The Module whose method a frame runs, the `_Part` or the `_Call`; else `None`."""
     code = frame.f_code
-    if code is call_part.__code__:
+    function_name = frame.f_globals.get("__name__", ""), code.co_qualname
+    if function_name == (__name__, "call_part"):
         owner, steps, part, *call = _read(frame, *code.co_varnames[:6])
         return _Call(True, *call) if part is None else _Part(owner, steps, part)
-    if code in _outer_calls:
+    if function_name in _outer_calls:
         *first, args, kwargs = _read(frame, *code.co_varnames[: code.co_argcount + 2])
         if first and hasattr(first[0], "keywords"):  # a method that is a `Partial`
             first = [first[0].func, *first[0].args]

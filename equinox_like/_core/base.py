@@ -220,8 +220,8 @@ def frames_hidden(function: Callable[_P, _T]) -> Callable[_P, _T]:
     Those about deleted arguments, and about one that contains itself, name the place.
     """
 
-    @outer_call
     @functools.wraps(function)
+    @outer_call  # before it has the name of `function`
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         try:
             return function(*args, **kwargs)

@@ -127,7 +127,8 @@ class ModuleSpec:
 
 def spec_of(cls: type) -> ModuleSpec | None:
     """The spec of a Module class; `None` for any other class."""
-    return cls.__dict__.get("_module_spec_")
+    spec = cls.__dict__.get("_module_spec_")
+    return spec if isinstance(spec, ModuleSpec) else None
 
 
 def has_custom_init(cls: type) -> bool:

@@ -119,7 +119,7 @@ def cast(tree: _Tree, dtype: Any, keep: tuple[type, ...] = ()) -> _Tree:
     return jax.tree.map(each, tree, is_leaf=is_cast_as_one)
 
 
-def to_dtype(x: Array, dtype: Any) -> Array:
+def to_dtype(x: Any, dtype: Any) -> Any:
     """`x.astype(dtype)`, which saturates if the dtype is a float of at most 8 bits.
 
     Such a float may have no infinity. One of 16 bits has: it shows a loss scale, or the
@@ -129,7 +129,7 @@ def to_dtype(x: Array, dtype: Any) -> Array:
     return saturated(x, dtype) if is_small else x.astype(dtype)
 
 
-def saturated(x: Array, dtype: Any) -> Array:
+def saturated(x: Any, dtype: Any) -> Any:
     """`x` in another dtype, in which it is stored. Numbers beyond the range of a narrower
     float become its largest or least one, and NaN stays NaN."""
     if not (is_real(x) and jnp.issubdtype(dtype, jnp.floating)):
