@@ -111,8 +111,9 @@ class RetraceWarning(UserWarning):
     Issued once for each function of [`equinox_like.filter_jit`][]: at the 8th trace for
     another static value at the same place, such as a Python number, a string, or a
     function that is made in each call; and at the 16th for another shape of the same
-    array, for another structure, or for another value of a context. It tells the place,
-    the last two values and the fix.
+    array, for another structure, or for another value of a context; and at the 32nd trace
+    in any case. It tells the place, the last two values and the fix. And issued once for
+    each line that defines a function, at the 8th function from it that is compiled.
 
     `warnings.filterwarnings("ignore", category=equinox_like.RetraceWarning)` or the
     environment variable `EQX_RETRACE_WARNING=off` switches it off.
