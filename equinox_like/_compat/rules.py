@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.core
+import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
 from .primitive import Primitive, finalisations
@@ -121,7 +122,8 @@ def identity(
 
     def evaluate(*arrays: Any, **params: Any) -> list[Any]:
         on_stage("impl", **params)
-        return list(arrays)
+        # A literal of a jaxpr may be a number.
+        return [x if isinstance(x, jax.Array) else jnp.asarray(x) for x in arrays]
 
     def evaluate_abstractly(*avals: Any, **params: Any) -> list[Any]:
         on_stage("abstract", **params)
