@@ -96,10 +96,8 @@ def _marked(treedef: Any, nodes: Any) -> Any:
 
     def make(node, parts):
         kind, data = node
-        if kind is dict:
-            data = list(map(_StrictAux, data))
-        elif not _compares_strictly(data):
-            data = _StrictAux(data)
+        if not _compares_strictly(data):
+            data = list(map(_StrictAux, data)) if kind is dict else _StrictAux(data)
         return treedef.from_node_data_and_children(nodes, (kind, data), parts)
 
     return fold_treedef(treedef, whole, make)
