@@ -319,9 +319,8 @@ def construct(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
             if type(value) not in harmless_types and may_hold_callable(value):
                 check_callables(self, _own_fields(self, spec))
                 break
-    except (
-        RecursionError
-    ):  # of a field that contains itself, or is as deep as the stack
+    except RecursionError:
+        # A field contains itself, or is as deep as Python's stack.
         for name, value in _own_fields(self, spec):
             check_no_cycle(f"self.{name}", value)
     if spec.has_checks:

@@ -47,8 +47,9 @@ def check_no_cycle(
 
 def check_no_cycles(function: Any, args: Any, kwargs: Any) -> None:
     """As `check_no_cycle`, for the arguments of a call of `function`."""
-    for name, tree in named_arguments(function, args, kwargs):
-        check_no_cycle(name, tree)
+    if _cycle_in((args, kwargs)) is not None:  # only then their names are needed
+        for name, tree in named_arguments(function, args, kwargs):
+            check_no_cycle(name, tree)
 
 
 def name_cycle(error: Exception, function: Any, args: Any, kwargs: Any) -> None:
