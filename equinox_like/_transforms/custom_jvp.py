@@ -23,7 +23,7 @@ from .._core.context import in_context_of_now
 from .._core.difference import ARRAY_TYPE, STATIC_VALUE, tree_differences
 from .._core.flat_call import as_arrays, pair_of, take_apart, unpack
 from .._module.fields import field
-from .._tree.arrays import describe_type
+from .._tree.arrays import describe_type, reusable
 from .._tree.filters import (
     is_array,
     is_array_or_struct,
@@ -261,7 +261,7 @@ def batched_as_any(out: Any, inputs: Any) -> Any:
     them (jax 0.10), or refuse, if an output depends on nothing that is mapped.
     """
     data, template = take_apart(out, _may_be_batched)
-    given = [x for x in jtu.tree_leaves(inputs) if is_array(x)]
+    given = [reusable(x) for x in jtu.tree_leaves(inputs) if is_array(x)]
     if any(isinstance(x, Tracer) for x in [*data, *given]):
         data = _in_front.bind(*data, *given)[: len(data)]
     return template.fill(data)
