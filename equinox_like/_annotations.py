@@ -1,9 +1,9 @@
-"""Annotations and signatures, which may name what is not defined.
+"""Annotations, signatures and names of arguments.
 
 Since Python 3.14 an annotation is evaluated when it is read, not when it is written. So a
 class may name itself, and a function a type that is imported for type checkers only. Here
-such a name is a `ForwardRef`; reading `__annotations__`, and `inspect.signature`, would
-raise `NameError`.
+a name that is not defined is a `ForwardRef`; reading `__annotations__`, and
+`inspect.signature`, would raise `NameError`.
 """
 
 import inspect
@@ -58,3 +58,19 @@ def signature_of(fun: Any, *, follow_wrapped: bool = True) -> inspect.Signature:
 
 
 _ANY: Final = inspect.signature(lambda *args, **kwargs: None)
+
+
+def argument_names(bound: inspect.BoundArguments) -> dict[Any, tuple[str, str]]:
+    """For each argument: its name in messages, and its parameter."""
+    names = {}
+    for parameter, value in bound.arguments.items():
+        kind = bound.signature.parameters[parameter].kind
+        if kind is inspect.Parameter.VAR_POSITIONAL:
+            for i, position in enumerate(value):
+                names[position] = f"{parameter}[{i}]", parameter
+        elif kind is inspect.Parameter.VAR_KEYWORD:
+            for key, position in value.items():
+                names[position] = f"{parameter}[{key!r}]", parameter
+        else:
+            names[value] = parameter, parameter
+    return names

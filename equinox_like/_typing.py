@@ -1,4 +1,4 @@
-"""Types of arguments, which signatures show by their names; and options of JAX.
+"""Types of arguments, which signatures show by their names; options of JAX; `NOT_GIVEN`.
 
 `jax.typing` and jaxtyping define them as plain unions, of which `help` and
 `inspect.signature` print every member, with private paths of JAX. Runtime type checkers
@@ -7,7 +7,7 @@ read these aliases as they read the unions.
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict
 
 import jax.typing
 import jaxtyping
@@ -60,3 +60,12 @@ if TYPE_CHECKING:
         def write(self, data: bytes, /) -> Any: ...
 else:
     FilePath = Readable = Writable = Any
+
+
+class _NotGiven:
+    def __repr__(self) -> str:
+        return "<not given>"
+
+
+# Stands for an argument that is not given: in `@filter_jit(option=...)`, the function.
+NOT_GIVEN: Final = _NotGiven()

@@ -28,7 +28,6 @@ from .._module.instance import (
 )
 from .._module.module import Function, as_pytree
 from .._module.wrappers import Partial
-from .._tree.at import NOT_GIVEN as NOT_GIVEN
 from .._tree.cached import set_raw_dict
 from .._tree.cycles import name_cycle
 from .._tree.deleted import raise_if_deleted

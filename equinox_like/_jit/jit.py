@@ -14,7 +14,6 @@ from .._call_path import outer_call
 from .._compat.tracing import at_top_level
 from .._core.base import (
     DEPRECATED,
-    NOT_GIVEN,
     Transformed,
     check_not_deprecated,
     frames_hidden,
@@ -29,7 +28,7 @@ from .._tree.arrays import is_concrete
 from .._tree.cycles import check_no_cycles, name_cycle
 from .._tree.filters import is_array_or_struct
 from .._tree.require import check_options
-from .._typing import JitOptions
+from .._typing import NOT_GIVEN, JitOptions
 from .checks import holds_check, raise_explained
 from .donating import DonatingSpecialization
 from .donation import Donate, Donation, check_mode

@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
 import jax.tree_util as jtu
 
+from .._annotations import argument_names
 from .._compat.tracing import Tracer
 from .._core.difference import Arguments
 from .._module.module import Module, as_pytree
@@ -81,22 +82,6 @@ def bind(
         {k: values[i] for k, i in bound.kwargs.items()},
     )
     return each, canonical
-
-
-def argument_names(bound: inspect.BoundArguments) -> dict[Any, tuple[str, str]]:
-    """For each argument: its name in messages, and its parameter."""
-    names = {}
-    for parameter, value in bound.arguments.items():
-        kind = bound.signature.parameters[parameter].kind
-        if kind is inspect.Parameter.VAR_POSITIONAL:
-            for i, position in enumerate(value):
-                names[position] = f"{parameter}[{i}]", parameter
-        elif kind is inspect.Parameter.VAR_KEYWORD:
-            for key, position in value.items():
-                names[position] = f"{parameter}[{key!r}]", parameter
-        else:
-            names[value] = parameter, parameter
-    return names
 
 
 _T = TypeVar("_T")

@@ -9,9 +9,9 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .._compat.lowered import Buffer, buffers_of
+from .._core.table import table_lines
 from .._tree.arrays import describe_array
 from .._tree.nodes import path_str
-from .._tree.table import table_lines
 from .stages import Lowered
 
 Outcome = Literal["aliased", "donor", "unusable", "unused", "kept", "unknown"]

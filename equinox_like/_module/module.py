@@ -22,7 +22,6 @@ from .._tree.deleted import deleted_named, raise_if_deleted_here
 from .._tree.equal import tree_equal
 from .._tree.filters import is_array_like
 from .._tree.format import tree_pformat
-from .._tree.render import render
 from .._tree.strict import compared_as_trees
 from .construct import (
     ModuleSpec,
@@ -44,6 +43,7 @@ from .flatten import (
     restore,
 )
 from .instance import Immutable, OfCallables, raise_assignment_error, show_function
+from .render import render
 from .values import (
     ARRAYS,
     JITTED,

@@ -20,11 +20,11 @@ from .._compat.rules import (
     is_undefined_primal,
     zero_like,
 )
-from .._core.base import NOT_GIVEN
 from .._core.difference import tree_differences
 from .._core.flat_call import IsData, take_apart
 from .._tree.filters import is_array, is_number
 from .._tree.match import spread
+from .._typing import NOT_GIVEN
 
 
 class _Data:

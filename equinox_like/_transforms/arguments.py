@@ -5,11 +5,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax.tree_util as jtu
 
-from .._annotations import signature_of
+from .._annotations import argument_names, signature_of
 from .._core.base import name_of
 from .._core.show_as import show_as
 from .._errors import did_you_mean
-from .._jit.layout import argument_names
 from .._tree.filters import is_array
 from .._tree.nodes import path_str
 

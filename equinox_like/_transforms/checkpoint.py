@@ -7,9 +7,10 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 import jax
 
 from .._annotations import signature_of
-from .._core.base import NOT_GIVEN, Transformed, frames_hidden, require_callable
+from .._core.base import Transformed, frames_hidden, require_callable
 from .._core.flat_call import FlatCall, pack, unpack
 from .._module.fields import field
+from .._typing import NOT_GIVEN
 from .arguments import show_as_call
 
 _P = ParamSpec("_P")

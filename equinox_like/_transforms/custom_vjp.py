@@ -12,7 +12,7 @@ from jax.custom_derivatives import SymbolicZero
 from .._call_path import call_rebuilt
 from .._compat.axes import vary_over, varying_axes
 from .._compat.messages import call_with_rules, is_forward_mode
-from .._core.base import NOT_GIVEN, frames_hidden, name_of, require_callable
+from .._core.base import frames_hidden, name_of, require_callable
 from .._core.context import in_context_of_now
 from .._core.flat_call import Template, as_arrays, pack, pair_of, take_apart, unpack
 from .._module.fields import field
@@ -26,6 +26,7 @@ from .._tree.filters import (
 from .._tree.match import pair_leaves
 from .._tree.nodes import path_str
 from .._tree.partitioning import filter
+from .._typing import NOT_GIVEN
 from .._warn import warn
 from .custom_jvp import WithRules, batched_as_any, check_output, hold, type_of
 from .jvp_vjp import is_zero

@@ -12,7 +12,6 @@ import jax
 import jax.tree_util as jtu
 
 from .._core.base import (
-    NOT_GIVEN,
     Transformed,
     check_not_deprecated,
     frames_hidden,
@@ -27,7 +26,7 @@ from .._tree.nodes import MAKE_A_PYTREE, describe_node
 from .._tree.partitioning import evaluate_filter
 from .._tree.require import check_options
 from .._tree.splitting import leaf_names
-from .._typing import GradOptions
+from .._typing import NOT_GIVEN, GradOptions
 from .arguments import NamedCall
 
 _P = ParamSpec("_P")

@@ -24,7 +24,6 @@ from .._compat.batching import mapped_at_once
 from .._compat.messages import is_forward_mode
 from .._compat.tracing import Tracer
 from .._core.base import (
-    NOT_GIVEN,
     Transformed,
     frames_hidden,
     name_of,
@@ -38,6 +37,7 @@ from .._tree.match import pair_leaves
 from .._tree.nodes import children_of, describe_node, path_str
 from .._tree.partitioning import combine, filter, map_arrays, partition
 from .._tree.strict import strictly_same
+from .._typing import NOT_GIVEN
 from .custom_jvp import hold
 from .custom_vjp import filter_custom_vjp
 from .inverse import check_inverse, derived_inverse

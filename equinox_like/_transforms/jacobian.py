@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from .._core.base import NOT_GIVEN, Transformed, frames_hidden, name_of
+from .._core.base import Transformed, frames_hidden, name_of
 from .._core.flat_call import pack, unpack, value_and_aux
 from .._module.fields import field
 from .._tree.arrays import is_typed_key
 from .._tree.filters import is_array_like, is_inexact_array_like
 from .._tree.require import check_options
-from .._typing import GradOptions
+from .._typing import NOT_GIVEN, GradOptions
 from .arguments import NamedCall
 from .grad import check_no_argnums, of_first_argument
 from .jvp_vjp import check_only_arrays

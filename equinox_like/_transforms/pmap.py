@@ -9,13 +9,14 @@ import jax.tree_util as jtu
 import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from .._core.base import DEPRECATED, NOT_GIVEN, check_not_deprecated
+from .._core.base import DEPRECATED, check_not_deprecated
 from .._core.flat_call import FlatCall
 from .._jit.donation import Donate
 from .._jit.jit import Jitted
 from .._module.fields import field
 from .._tree.arrays import describe_array
 from .._tree.filters import is_array, is_none
+from .._typing import NOT_GIVEN
 from .arguments import NamedCall, show_as_call
 from .shard_map import Compiled
 from .vmap import Mapped, MappedOutput, axes_of_call, check_sizes, if_array

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 
 from .._compat.axes import varying_axes
 from .._compat.messages import is_other_specs_error
-from .._core.base import NOT_GIVEN, Transformed, by_position, name_of
+from .._core.base import Transformed, by_position, name_of
 from .._core.flat_call import FlatCall, Template
 from .._core.sharding import axes_of, check_fits, require_axis, require_mesh
 from .._core.show_as import show_as
@@ -26,6 +26,7 @@ from .._tree.arrays import describe_array
 from .._tree.filters import is_array, is_none
 from .._tree.match import spread
 from .._tree.nodes import path_str
+from .._typing import NOT_GIVEN
 from .arguments import NamedCall
 
 _P = ParamSpec("_P")

@@ -17,7 +17,6 @@ from jax.sharding import AxisType
 
 from .._core.base import (
     DEPRECATED,
-    NOT_GIVEN,
     Transformed,
     check_not_deprecated,
     frames_hidden,
@@ -29,7 +28,7 @@ from .._tree.filters import is_array, is_array_like, is_none
 from .._tree.match import leaf_name, match_prefix
 from .._tree.nodes import describe_node
 from .._tree.require import check_options, require_integer
-from .._typing import VmapOptions
+from .._typing import NOT_GIVEN, VmapOptions
 from .arguments import NamedCall
 
 _P = ParamSpec("_P")

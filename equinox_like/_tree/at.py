@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar, overload
 
 import jax.tree_util as jtu
 
+from .._typing import NOT_GIVEN
 from .at_where import choose_places, is_function
 from .deleted import deleted_named
 from .filters import is_array
@@ -21,15 +22,6 @@ from .nodes import Nodes, describe_node
 from .require import check_not_callable, require_callable
 
 _Tree = TypeVar("_Tree")
-
-
-class _NotGiven:
-    def __repr__(self) -> str:
-        return "<not given>"
-
-
-# Stands for an argument that is not given: in `@filter_jit(option=...)`, the function.
-NOT_GIVEN: Final = _NotGiven()
 
 
 @overload

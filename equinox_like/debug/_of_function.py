@@ -8,11 +8,12 @@ from typing import Any, ParamSpec, TypeVar, overload
 import jax.tree_util as jtu
 
 from .._annotations import signature_of
-from .._core.base import NOT_GIVEN, Transformed, name_of
+from .._core.base import Transformed, name_of
 from .._jit.layout import LayoutTable
 from .._jit.retrace import Trace, explain, trace_to_be
 from .._module import field
 from .._tree.require import require_integer
+from .._typing import NOT_GIVEN
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

@@ -6,8 +6,8 @@ from typing import Any
 
 from equinox_like import Module, field
 from equinox_like._compat.tracing import within_program
-from equinox_like._core.base import NOT_GIVEN
 from equinox_like._module.flatten import ASSIGNABLE
+from equinox_like._typing import NOT_GIVEN
 from equinox_like.internal import while_loop, ω
 from equinox_like.nn._attention.dot_product import (
     dot_product_attention_weights as dot_product_attention_weights,

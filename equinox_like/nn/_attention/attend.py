@@ -13,9 +13,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
+from ..._compat.arrays import default_device, platform_of
 from ..._compat.primitive import for_whole_batch
 from ..._compat.tracing import known_array
-from ..._core.sharding import default_device, platform_of
 from ..._typing import ArrayLike
 from .._base.arguments import wrong_value
 from .._base.precision import accumulation_dtype, in_float32, is_half, product_with_rows
