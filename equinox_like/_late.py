@@ -22,6 +22,12 @@ from ._jit.export import (
     deserialize_export as deserialize_export,
     filter_export as filter_export,
 )
+from ._transforms.mesh_layout import (
+    Layout as Layout,
+    LayoutReport as LayoutReport,
+    constrain as constrain,
+    gather as gather,
+)
 from ._loops import (
     filter_cond as filter_cond,
     filter_fori_loop as filter_fori_loop,

@@ -379,16 +379,34 @@ def make_sharded(
         assert state[0].mu.layers[0].weight.sharding.spec == P("model")
         ```
     """
-    require_callable(make, "make_sharded", "make")
     require_mesh(mesh, "make_sharded")
     rules = list(rules)  # a generator can be read only once
+
+    def place(shapes: Any) -> Any:
+        return shardings(shapes, mesh, rules, follow=follow)
+
+    return build_sharded(make, args, kwargs, mesh, {"rules": repr(rules)}, place)
+
+
+def build_sharded(
+    make: Callable[..., _T],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    mesh: Any,
+    named: dict[str, Any],
+    place: Callable[[Any], Any],
+) -> _T:
+    """What `make` returns, in the shards that `place` returns for its shapes.
+
+    `named`: what must be the same in all processes, beside the arguments."""
+    require_callable(make, "make_sharded", "make")
     if at_top_level() and jax.process_count() > 1:
-        named = {"rules": repr(rules), "make": make}
+        named = {**named, "make": make}
         if inspect.isfunction(make):
             named |= inspect.getclosurevars(make).nonlocals
-        _check_alike_everywhere(mesh, named | dict(named_arguments(make, args, kwargs)))
+        check_alike_everywhere(mesh, named | dict(named_arguments(make, args, kwargs)))
     shapes = filter_eval_shape(make, *args, **kwargs)
-    out_shardings = shardings(shapes, mesh, rules, follow=follow)
+    out_shardings = place(shapes)
     if not at_top_level() or jit_is_disabled():
         # The outermost `jit` decides the compiler options. JAX ignores the `out_shardings`
         # of a `jit` within another one if the axes of the mesh in use are explicit, and
@@ -400,7 +418,7 @@ def make_sharded(
     return jitted(*args, **kwargs)
 
 
-def _check_alike_everywhere(mesh: Mesh, named: dict[str, Any]) -> None:
+def check_alike_everywhere(mesh: Mesh, named: dict[str, Any]) -> None:
     """Raises `ValueError` in all processes if these trees differ between processes.
 
     No process sees those of another, so checksums are gathered: of the structure, of

@@ -16,6 +16,7 @@ from ..._errors import ShapeError, did_you_mean
 from ..._module import Module, field
 from ..._module.construct import filled
 from ..._transforms.checkpoint import checkpointed_step, require_policy
+from ..._transforms.mesh_layout import gather, gathers_again
 from ..._tree import combine, is_array, partition
 from ..._tree.nodes import describe_node, path_str
 from ..._tree.partitioning import map_arrays, map_nodes
@@ -71,6 +72,8 @@ class Stacked(StatefulLayer, Generic[_L]):
         assert blocks(jnp.ones(8)).shape == (8,)
         ```
     """
+
+    _gathers_its_layers_ = True
 
     layers: _L
     depth: int = field(static=True)
@@ -196,7 +199,7 @@ class Stacked(StatefulLayer, Generic[_L]):
         _check_rows(self, inputs["xs"])
 
         def step(x: Any, inputs: dict[str, Any]) -> tuple[Any, Any]:
-            layer = combine(inputs["arrays"], rest)
+            layer = gather(combine(inputs["arrays"], rest))
             args = [x] if xs is ABSENT else [x, inputs["xs"]]
             kwargs = {**broadcast, **key_for(layer, inputs["key"])}
             new_state = None
@@ -220,7 +223,7 @@ class Stacked(StatefulLayer, Generic[_L]):
         ys: Any = None
         new_state: Any = None
         if self.depth > 0:
-            policy = policy_of(self.checkpoint)
+            policy = gathers_again(policy_of(self.checkpoint))
             is_in_place = bool(caches_in(inputs["xs"]))
             if is_in_place:
                 rows = varying_as((x, inputs, broadcast), inputs.pop("xs"))
