@@ -22,12 +22,6 @@ from ._jit.export import (
     deserialize_export as deserialize_export,
     filter_export as filter_export,
 )
-from ._transforms.mesh_layout import (
-    Layout as Layout,
-    LayoutReport as LayoutReport,
-    constrain as constrain,
-    gather as gather,
-)
 from ._loops import (
     filter_cond as filter_cond,
     filter_fori_loop as filter_fori_loop,
@@ -66,6 +60,12 @@ from ._transforms.jvp_vjp import (
     filter_jvp as filter_jvp,
     filter_linearize as filter_linearize,
     filter_vjp as filter_vjp,
+)
+from ._transforms.mesh_layout import (
+    Layout as Layout,
+    LayoutReport as LayoutReport,
+    constrain as constrain,
+    gather as gather,
 )
 from ._transforms.pmap import filter_pmap as filter_pmap
 from ._transforms.shard import (

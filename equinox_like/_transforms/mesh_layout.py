@@ -1,13 +1,13 @@
 """`Layout`: how a model, the state of its optimiser and its batches lie on a mesh.
 
-Parameters are kept in one layout, `params`, and used in another one, `compute`. `gather` goes
-from the first to the second, and its derivative back. A layout is part of a trace by a
-`Context`, which `Layout.jit` enters while it traces, with the mesh: at each call they would
-take as long as the call itself.
+Parameters are kept in one layout, `params`, and used in another one, `compute`. `gather`
+goes from the first to the second, and its derivative back. A layout is part of a trace by
+a `Context`, which `Layout.jit` enters while it traces, with the mesh: at each call they
+would take as long as the call itself.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, ParamSpec, TypeVar
 
 import jax
@@ -18,16 +18,22 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from .._call_path import call_rebuilt
 from .._core.base import Transformed, frames_hidden
 from .._core.context import Context
-from .._core.sharding import axes_of, check_fits, constrain as constrain_array, require_axis
+from .._core.sharding import (
+    axes_of,
+    check_fits,
+    constrain as constrain_array,
+    require_axis,
+)
 from .._core.table import table_lines
 from .._errors import did_you_mean
 from .._module.fields import field
 from .._module.module import Module
-from .._tree.arrays import describe_array, is_typed_key, with_key, without_key
+from .._tree.arrays import describe_array, with_key, without_key
 from .._tree.filters import is_array, is_array_or_struct
 from .._tree.glob import matches, near_paths
 from .._tree.nodes import listed, path_str, plain_path
 from .._tree.partitioning import filter as filter_tree
+from .._tree.require import named_arguments
 from .._typing import NOT_GIVEN
 from .follow import following, owner_of, owners_of
 from .shard import build_sharded, check_alike_everywhere
@@ -57,7 +63,7 @@ class Layout:
         optimiser = optax.adam(1e-2)
         layout = eqx.Layout(
             "data=-1",
-            [("**.layers[0].weight", "hidden in"), ("**.layers[1].weight", "out hidden")],
+            [("**.layers[0].weight", "hidden ."), ("**.layers[1].weight", ". hidden")],
             params={"hidden": "data"},  # a part of the weights on each device
             compute={"batch": "data"},  # whole weights for a part of the batch
         )
@@ -94,8 +100,7 @@ class Layout:
 
         - `mesh`: the sizes of its axes, as `"data=2,model=4"`, of which one may be `-1` for
             the rest of the devices; or a `jax.sharding.Mesh`. With a string, the axes that
-            split the batch are explicit and the others automatic: JAX then refuses a weight
-            that was not gathered, and decides the rest.
+            split the batch are explicit, so that it stays split, and the others automatic.
         - `rules`: pairs of a pattern for the paths of parameters and a name for each of
             their axes, as `("**.embedding.weight", "vocab embed")`, `"."` for none. Or a
             `PartitionSpec`, in both layouts. The first pattern that matches applies. Arrays
@@ -103,8 +108,8 @@ class Layout:
             within the layers of an [`equinox_like.nn.Stacked`][] patterns must also match
             below them, and the axis of the layers is not counted: it has the name `depth`.
         - `params`: from the name of an axis to the axis of the mesh that splits it, or to a
-            tuple of them, where parameters and the state of the optimiser are kept. An
-            axis that is not here is not split.
+            tuple of them, where parameters and the state of the optimiser are kept. A name
+            that is only in the other table is not split.
         - `compute`: likewise, while parameters are used; and for activations, see
             [`equinox_like.constrain`][]. `"batch"` is the leading axis of the batches: by
             default the first axis of the mesh splits it.
@@ -214,7 +219,8 @@ class Layout:
 
     def _kept(self, tree: Any, params: Any) -> Any:
         owners = {
-            path: (plain_path(path), x) for path, (_, x) in owners_of(tree, params).items()
+            path: (plain_path(path), x)
+            for path, (_, x) in owners_of(tree, params).items()
         }
         specs = {
             plain_path(path): self._spec(path, x, _depths(params, path), self.params)
@@ -248,9 +254,9 @@ class Layout:
                 inner = plain_path(below)
                 if is_array_or_struct(x) and self._rule(whole) != self._rule(inner):
                     raise ValueError(
-                        f"`{whole}` is in a `Stacked`, whose layers see paths below it, and "
-                        f"the rules differ: for the whole path {self._rule(whole)}, for "
-                        f"`{inner}` {self._rule(inner)}. Begin patterns with '**.'."
+                        f"`{whole}` is in a `Stacked`, whose layers see paths below it, "
+                        f"and the rules differ: for the whole path {self._rule(whole)}, "
+                        f"for `{inner}` {self._rule(inner)}. Begin patterns with '**.'."
                     )
 
     def init(
@@ -270,8 +276,8 @@ class Layout:
 
         **Raises:**
 
-        As `shardings`, before anything is computed. `ValueError` in all processes, naming the
-        argument, if they pass different ones, such as keys.
+        As `shardings`, before anything is computed. `ValueError` in all processes, naming
+        the argument, if they pass different ones, such as keys.
         """
         place = functools.partial(self.shardings, follow=follow)
         rules = {"rules": repr((self.rules, self.params))}
@@ -296,7 +302,9 @@ class Layout:
         """
         where = NamedSharding(self.mesh, PartitionSpec(self.compute["batch"]))
         if jax.process_count() > 1:
-            structs = jtu.tree_map(lambda x: describe_array(x) if is_array(x) else x, rows)
+            structs = jtu.tree_map(
+                lambda x: describe_array(x) if is_array(x) else x, rows
+            )
             check_alike_everywhere(self.mesh, {"rows": structs})
 
         def place(path: Any, x: Any) -> Any:
@@ -312,8 +320,8 @@ class Layout:
                 made = jax.make_array_from_process_local_data(where, data)
             except ValueError as e:
                 raise ValueError(
-                    f"{name} cannot be split over the axis {self.compute['batch']!r} of the "
-                    f"mesh, {dict(self.mesh.shape)}: {e}"
+                    f"{name} cannot be split over {self.compute['batch']!r} of the mesh "
+                    f"{dict(self.mesh.shape)}: {e}"
                 ) from e
             return with_key(made, like=x)
 
@@ -400,10 +408,10 @@ _current: Final[Context[Layout | None]] = Context(None, name="layout")
 def gather(tree: _Tree) -> _Tree:
     """The parameters as they are used: the parts that other devices keep are fetched.
 
-    The derivative goes the other way: each device gets the gradient for its part. Call it in
-    the loss, on the model, within [`equinox_like.Layout.jit`][]. The layers of an
-    [`equinox_like.nn.Stacked`][] stay as they are kept, because that gathers one of them at a
-    time. Without a layout, `tree` is returned.
+    The derivative goes the other way: each device gets the gradient for its part. Call it
+    in the loss, on the model, within [`equinox_like.Layout.jit`][]. The layers of an
+    [`equinox_like.nn.Stacked`][] stay as they are kept, because that gathers one of them at
+    a time. Without a layout, `tree` is returned.
 
     **Arguments:**
 
@@ -424,8 +432,8 @@ def constrain(x: _T, names: str) -> _T:
 
     **Raises:**
 
-    `ValueError` for an unknown name, another number of names than dimensions, or a size that
-    the devices cannot share.
+    `ValueError` for an unknown name, another number of names than dimensions, or a size
+    that the devices cannot share.
     """
     layout = _current.value
     if layout is None:
@@ -447,7 +455,9 @@ def gathers_again(policy: Any) -> Any:
     Without one of the user's, all is kept but what was gathered: else the weights of all
     layers would be kept whole for the backward pass.
     """
-    return _all_but_gathered if policy is None and _current.value is not None else policy
+    return (
+        _all_but_gathered if policy is None and _current.value is not None else policy
+    )
 
 
 def _all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
@@ -479,19 +489,20 @@ class _JittedInLayout(Compiled[..., Any]):
     @frames_hidden
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if jax.process_count() > 1:
-            _check_global(args, kwargs)
+            _check_global(named_arguments(self, args, kwargs))
         return super().__call__(*args, **kwargs)
 
 
-def _check_global(args: Any, kwargs: Any) -> None:
-    for path, x in jtu.tree_leaves_with_path((args, kwargs)):
-        if is_array(x) and x.ndim > 0 and getattr(x, "is_fully_addressable", True):
-            raise ValueError(
-                f"`{path_str(path[1:], 'args' if path[0].idx == 0 else 'kwargs')}` "
-                f"({describe_array(x)}) is an array of this process alone, and a step of "
-                "several processes takes those of all. Make a batch of the rows of each "
-                "process by `layout.batch(rows)`, a model by `layout.init`."
-            )
+def _check_global(named: Iterable[tuple[str, Any]]) -> None:
+    for name, tree in named:
+        for path, x in jtu.tree_leaves_with_path(tree):
+            if is_array(x) and x.ndim > 0 and getattr(x, "is_fully_addressable", True):
+                raise ValueError(
+                    f"`{path_str(path, name)}` ({describe_array(x)}) is an array of this "
+                    "process alone, and the step is one of all processes. Make a batch "
+                    "of the rows of each one by `layout.batch(rows)`, and a model by "
+                    "`layout.init`."
+                )
 
 
 class LayoutReport:
@@ -527,7 +538,9 @@ class LayoutReport:
         lines = [repr(layout), *table_lines(rows, {3})]
         lines.append(f"each device: {self.bytes_of_each_device:,} bytes")
         if self.unused:
-            lines.append(f"rules that match nothing: {', '.join(map(repr, self.unused))}")
+            lines.append(
+                f"rules that match nothing: {', '.join(map(repr, self.unused))}"
+            )
         self._text = "\n".join(lines)
 
     def __str__(self) -> str:
@@ -543,7 +556,7 @@ def _sizes(text: str) -> dict[str, int]:
         name, _, size = map(str.strip, part.partition("="))
         if not name or not size.removeprefix("-").isdigit():
             raise ValueError(
-                f"A mesh is written as 'data=2,model=4', with -1 for the rest; got {text!r}."
+                f"A mesh is written as 'data=2,model=4', -1 for the rest; got {text!r}."
             )
         sizes[name] = int(size)
     return sizes
@@ -555,8 +568,8 @@ def _made_mesh(text: str, explicit: Sequence[Any]) -> Mesh:
     sizes = {k: number // fixed if size == -1 else size for k, size in sizes.items()}
     if np.prod([*sizes.values()]) != number:
         raise ValueError(
-            f"The mesh {text!r} has not as many devices as there are, {number}. Write -1 for "
-            "the size of one axis, or make a mesh of some devices by `jax.sharding.Mesh`."
+            f"The mesh {text!r} is not one of all {number} devices. Write -1 for the size "
+            "of one axis, or make a mesh of some devices by `jax.sharding.Mesh`."
         )
     kinds = tuple(
         AxisType.Explicit if axis in explicit else AxisType.Auto for axis in sizes

@@ -1,0 +1,338 @@
+"""`Layout`: arrays are kept as its rules say, gathered for use, and kept again; the numbers
+are those of one device."""
+
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, PartitionSpec as P
+from layout_net import (
+    BATCH,
+    DEPTH,
+    RULES,
+    WIDTH,
+    Block,
+    Net,
+    layout_of,
+    loss,
+    make,
+    optimiser,
+    rows,
+    train,
+)
+from processes import run_together
+
+import equinox_like as eqx
+from equinox_like import nn
+from equinox_like._transforms import mesh_layout
+
+MESHES = ["data=4,model=1", "data=2,model=2", "data=1,model=4"]
+each_mesh = pytest.mark.parametrize("mesh", MESHES)
+
+
+def arrays_of(tree):
+    return jax.tree.leaves(eqx.filter(tree, eqx.is_array))
+
+
+def assert_close(a, b, tolerance=1e-6):
+    for x, y in zip(arrays_of(a), arrays_of(b), strict=True):
+        np.testing.assert_allclose(np.asarray(x), np.asarray(y), atol=tolerance)
+
+
+def explicit(mesh, kind):
+    sizes = mesh_layout._sizes(mesh)
+    kinds = (kind,) * len(sizes)
+    return jax.make_mesh((*sizes.values(),), (*sizes,), axis_types=kinds)
+
+
+def all_kinds(mesh):
+    return [mesh, explicit(mesh, AxisType.Auto), explicit(mesh, AxisType.Explicit)]
+
+
+@each_mesh
+@pytest.mark.parametrize("kind", range(3), ids=["mixed", "auto", "explicit"])
+def test_training_is_that_of_one_device_and_keeps_the_layout(mesh, kind) -> None:
+    layout = layout_of(all_kinds(mesh)[kind])
+    key = jax.random.key(0)
+    expected = eqx.filter_jit(make)(key)
+    held = layout.init(make, key)
+    assert_close(held, expected)
+    before = [x.sharding for x in arrays_of(held)]
+    step = layout.jit(train, donate=("model", "state"))
+    plain = eqx.filter_jit(train)
+    for i in range(3):
+        *expected, value = plain(*expected, *rows(i))
+        *held, found = step(*held, *layout.batch(rows(i)))
+        np.testing.assert_allclose(found, value, rtol=1e-5)
+    assert_close(held, expected, 1e-5)
+    for sharding, x in zip(before, arrays_of(held), strict=True):
+        assert x.sharding.is_equivalent_to(sharding, x.ndim)
+    assert len(step._program.traces()) == 1
+
+
+def test_state_of_the_optimiser_is_split_as_its_parameters() -> None:
+    layout = layout_of()
+    model, state = layout.init(make, jax.random.key(0))
+    weight = model.blocks.layers.first.weight
+    assert weight.sharding.spec == P(None, "model", "data")
+    assert state[0].mu.blocks.layers.first.weight.sharding == weight.sharding
+    assert model.head.weight.sharding.spec == P(None, "data")
+    assert state[0].nu.head.weight.sharding.spec == P(None, "data")
+    assert state[0].count.sharding.is_fully_replicated
+
+
+def test_state_with_fewer_axes_follows_too() -> None:
+    adafactor = optax.adafactor(1e-2, min_dim_size_to_factor=2)
+    shapes = eqx.filter_eval_shape(make, jax.random.key(0), adafactor)
+    where = layout_of().shardings(shapes)
+    factored = next(x for x in where[1] if hasattr(x, "v_row"))
+    kept = factored.v_row.head.weight, factored.v_col.head.weight
+    assert {len([p for p in x.spec if p]) for x in kept} == {0, 1}
+
+
+def test_a_train_state_may_be_one_module() -> None:
+    class Train(eqx.Module):
+        model: Net
+        state: object
+        step: jax.Array
+
+    def make_train(key):
+        return Train(*make(key), step=jnp.array(0))
+
+    layout = layout_of()
+    held = layout.init(make_train, jax.random.key(0))
+    assert held.model.head.weight.sharding.spec == P(None, "data")
+    assert held.state[0].mu.head.weight.sharding.spec == P(None, "data")
+
+    @layout.jit(donate="all-except-first")
+    def step(x, y, held):
+        model, state, value = train(held.model, held.state, x, y)
+        return Train(model, state, held.step + 1), value
+
+    new, _ = step(*layout.batch(rows()), held)
+    assert new.state[0].mu.head.weight.sharding.spec == P(None, "data")
+    assert new.step == 1
+
+
+def test_parameters_that_are_no_module_are_named_by_follow() -> None:
+    layout = eqx.Layout(
+        "data=-1", [("['w']", "out .")], params={"out": "data"}, compute={}
+    )
+
+    def make_dictionary(key):
+        params = {"w": jnp.ones((8, 2)), "b": jnp.ones(2)}
+        return params, optimiser.init(params)
+
+    params, state = layout.init(
+        make_dictionary, jax.random.key(0), follow=lambda made: made[0]
+    )
+    assert params["w"].sharding.spec == P("data", None)
+    assert state[0].mu["w"].sharding.spec == P("data", None)
+
+
+def test_only_one_block_is_gathered_at_a_time() -> None:
+    """The text of the program: all-gathers inside the loop, none of a whole stack."""
+    layout = layout_of("data=4,model=1")
+    held = layout.init(make, jax.random.key(0))
+    step = layout.jit(train)
+    text = step.lower(*held, *layout.batch(rows())).compile().as_text()
+    gathered = re.findall(r"= \w+\[([0-9,]+)\]\S* all-gather", text)
+    shapes = {tuple(int(n) for n in found.split(",") if n != "1") for found in gathered}
+    assert (4 * WIDTH, WIDTH) in shapes
+    assert not any(shape[:1] == (DEPTH,) and len(shape) == 3 for shape in shapes)
+    assert not any(BATCH in shape for shape in shapes)
+
+
+@pytest.mark.parametrize("checkpoint", [None, True, "dots_saveable"])
+def test_gathered_weights_are_not_kept_for_the_backward_pass(checkpoint) -> None:
+    layout = layout_of("data=4,model=1")
+
+    def forward(model, x):
+        return loss(model, x, x[:, :2])
+
+    model = layout.init(Net, jax.random.key(0), checkpoint=checkpoint)
+    x, _ = layout.batch(rows())
+
+    @layout.jit
+    def residuals(model, x):
+        params, rest = eqx.partition(model, eqx.is_inexact_array)
+        _, pullback = jax.vjp(lambda p: forward(eqx.combine(p, rest), x), params)
+        return pullback
+
+    kept = [x for x in arrays_of(residuals(model, x)) if x.shape[:1] == (DEPTH,)]
+    weights = [x for x in kept if x.shape == (DEPTH, 4 * WIDTH, WIDTH)]
+    assert weights
+    for weight in weights:
+        assert weight.sharding.shard_shape(weight.shape)[2] == WIDTH // 4
+
+
+def test_nothing_happens_without_a_layout() -> None:
+    model, x = Net(jax.random.key(0)), jnp.ones(3)
+    assert eqx.gather(model) is model
+    assert eqx.constrain(x, "no such names") is x
+
+
+def test_gather_leaves_a_stacked_alone() -> None:
+    layout = layout_of()
+    seen = []
+
+    @layout.jit
+    def look(model):
+        gathered = eqx.gather(model)
+        seen.append(
+            gathered.blocks.layers.first.weight is model.blocks.layers.first.weight
+        )
+        return gathered.head.weight
+
+    model = layout.init(Net, jax.random.key(0))
+    assert look(model).sharding.is_fully_replicated
+    assert seen == [True]
+
+
+def test_stacked_in_stacked_has_two_axes_of_depth() -> None:
+    def pair(key):
+        return nn.Stacked(Block, 2, key=key)
+
+    def make_nested(key):
+        return nn.Sequential([nn.Stacked(pair, 3, key=key)])
+
+    layout = layout_of(rules=RULES[:3])
+    model = layout.init(make_nested, jax.random.key(0))
+    weight = model.layers[0].layers.layers.first.weight
+    assert weight.sharding.spec == P(None, None, "model", "data")
+
+    @layout.jit
+    def apply(model, x):
+        return jax.vmap(eqx.gather(model))(x)
+
+    x, _ = rows()
+    plain = make_nested(jax.random.key(0))
+    assert_close(apply(model, layout.batch(x)), jax.vmap(plain)(x), 1e-5)
+
+
+def test_activations_are_split_by_names() -> None:
+    layout = layout_of()
+
+    @layout.jit
+    def double(x):
+        return eqx.constrain(2 * x, "batch hidden")
+
+    x, _ = rows()
+    out = double(layout.batch(x))
+    assert out.sharding.is_equivalent_to(
+        jax.sharding.NamedSharding(layout.mesh, P("data", "model")), 2
+    )
+
+
+def test_batches_hold_numbers_keys_and_anything_else() -> None:
+    layout = layout_of()
+    keys = jax.random.split(jax.random.key(0), BATCH)
+    x, _ = rows()
+    batch = layout.batch({"x": x, "keys": keys, "name": "train"})
+    assert batch["name"] == "train"
+    assert (jax.random.key_data(batch["keys"]) == jax.random.key_data(keys)).all()
+    for array in batch["x"], batch["keys"]:
+        assert array.sharding.shard_shape(array.shape)[0] == BATCH // 2
+
+
+def test_report_counts_what_a_device_holds() -> None:
+    layout = layout_of(rules=[*RULES, ("**.missing", "hidden")])
+    report = layout.report(Net(jax.random.key(0)))
+    whole = (
+        DEPTH * (2 * 4 * WIDTH * WIDTH) // 4 + DEPTH * 4 * WIDTH // 2 + 2 * WIDTH // 2
+    )
+    assert report.bytes_of_each_device == 4 * whole
+    assert report.unused == ["**.missing"]
+    text = str(report)
+    assert "blocks.layers.first.weight" in text and f"{4 * whole:,} bytes" in text
+
+
+def error_of(function, *args, **kwargs):
+    with pytest.raises(ValueError) as info:
+        function(*args, **kwargs)
+    return str(info.value)
+
+
+class TestErrors:
+    def test_axis_that_the_mesh_lacks(self) -> None:
+        text = error_of(layout_of, params={"hidden": "modle"})
+        assert "`params['hidden']` is 'modle'" in text and "'data', 'model'" in text
+
+    def test_unknown_name(self) -> None:
+        text = error_of(layout_of, rules=[("**.weight", "hiden embed")])
+        assert "'hiden'" in text and "Did you mean `hidden`?" in text
+
+    def test_mesh_that_is_no_mesh(self) -> None:
+        assert "'data=2,model=4'" in error_of(eqx.Layout, "data,model")
+        assert "3" in error_of(eqx.Layout, "data=3")
+
+    def test_wrong_number_of_names(self) -> None:
+        layout = layout_of(rules=[("**.first.weight", "hidden")])
+        text = error_of(layout.shardings, Net(jax.random.key(0)))
+        assert "`blocks.layers.first.weight`" in text
+        assert "'depth hidden'" in text and "2 for 3 dimensions" in text
+
+    def test_rule_that_matches_nothing(self) -> None:
+        layout = layout_of(rules=[("**.frist.weight", "hidden embed")])
+        text = error_of(layout.init, Net, jax.random.key(0))
+        assert "'**.frist.weight'" in text and "blocks.layers.first.weight" in text
+
+    def test_size_that_is_not_divisible(self) -> None:
+        layout = layout_of(
+            rules=[("head.weight", "hidden .")], compute={"batch": "data"}
+        )
+        layout = layout_of(rules=[("weight", "hidden .")])
+        text = error_of(layout.shardings, nn.Linear(4, 3, key=jax.random.key(0)))
+        assert "`weight`" in text and "size 3" in text
+
+    def test_axis_used_twice(self) -> None:
+        layout = layout_of(rules=[("weight", "hidden hidden")])
+        text = error_of(layout.shardings, nn.Linear(4, 4, key=jax.random.key(0)))
+        assert "'model' twice" in text and "`weight`" in text
+
+    def test_batch_that_is_not_divisible(self) -> None:
+        text = error_of(layout_of().batch, {"x": np.ones((3, 2))})
+        assert "`rows['x']`" in text and "'data'" in text
+
+    def test_pattern_that_does_not_reach_into_a_stacked(self) -> None:
+        layout = layout_of(rules=[("blocks.layers.first.weight", "hidden embed")])
+        text = error_of(layout.shardings, Net(jax.random.key(0)))
+        assert "`blocks.layers.first.weight`" in text and "'**.'" in text
+
+    def test_constrain_with_unknown_names(self) -> None:
+        layout = layout_of()
+        x = jnp.ones((4, 4))
+        split = layout.jit(lambda x, names: eqx.constrain(x, names))
+        assert "'sequence'" in error_of(split, x, "batch sequence")
+        assert "`x`" in error_of(split, x, "batch")
+
+    def test_forgotten_gather_is_an_error(self) -> None:
+        class Plain(eqx.Module):
+            weight: jax.Array
+
+            def __call__(self, x):
+                return jax.nn.relu(x @ self.weight) @ self.weight.T
+
+        layout = layout_of(rules=[("weight", "embed hidden")])
+        model = layout.init(lambda: Plain(jnp.ones((8, 4))))
+        x = layout.batch(np.ones((4, 8), "float32"))
+        apply = layout.jit(lambda model, x: jax.vmap(model)(x))
+        with pytest.raises(Exception, match="data") as info:
+            apply(model, x)
+        assert type(info.value).__name__ == "ShardingTypeError"
+        gathered = layout.jit(lambda model, x: jax.vmap(eqx.gather(model))(x))
+        assert_close(gathered(model, x), 32 * x)
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_several_processes_train_one_model(processes) -> None:
+    script = Path(__file__).parents[1] / "processes_layout.py"
+    printed = run_together(script, processes=processes, devices=2)
+    model, state = eqx.filter_jit(make)(jax.random.key(0))
+    for i, found in enumerate(zip(*map(str.split, printed), strict=True)):
+        model, state, value = eqx.filter_jit(train)(model, state, *rows(i))
+        np.testing.assert_allclose(np.float32(found), value, rtol=1e-5)
