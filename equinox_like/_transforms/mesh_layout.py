@@ -358,7 +358,8 @@ class Layout:
         if fun is NOT_GIVEN:
             return functools.partial(self.jit, **options)
         donate = options.pop("donate", "none")
-        return _JittedInLayout(_InLayout(fun, self), donate, options)
+        kind = Compiled if jax.process_count() == 1 else _JittedByAll
+        return kind(_InLayout(fun, self), donate, options)
 
     def _pinned(self, out: Any, arguments: Any) -> Any:
         """The output of a step, where what replaces an argument is kept as that is."""
@@ -483,13 +484,12 @@ class _InLayout(Transformed[..., Any]):
             return layout._pinned(out, (args, kwargs))
 
 
-class _JittedInLayout(Compiled[..., Any]):
-    """The result of `Layout.jit`."""
+class _JittedByAll(Compiled[..., Any]):
+    """The result of `Layout.jit` if there are several processes."""
 
     @frames_hidden
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        if jax.process_count() > 1:
-            _check_global(named_arguments(self, args, kwargs))
+        _check_global(named_arguments(self, args, kwargs))
         return super().__call__(*args, **kwargs)
 
 
