@@ -358,7 +358,7 @@ class Layout:
         if fun is NOT_GIVEN:
             return functools.partial(self.jit, **options)
         donate = options.pop("donate", "none")
-        kind = Compiled if jax.process_count() == 1 else _JittedByAll
+        kind: Any = Compiled if jax.process_count() == 1 else _JittedByAll
         return kind(_InLayout(fun, self), donate, options)
 
     def _pinned(self, out: Any, arguments: Any) -> Any:
