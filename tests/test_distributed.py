@@ -1,11 +1,15 @@
-"""The example of several processes, with two of them, agrees with one."""
+"""The example of several processes, with two of them, agrees with one; the recipes for
+several devices run on eight."""
 
 from pathlib import Path
 
 import numpy as np
+import pytest
 from processes import finish, free_port, start
+from test_docs import blocks_of
 
-EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "data_parallel.py"
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLE = ROOT / "examples" / "data_parallel.py"
 
 
 def test_two_processes_agree_with_one(tmp_path):
@@ -27,3 +31,12 @@ def test_two_processes_agree_with_one(tmp_path):
         assert one.files == two.files and len(one.files) == 12
         for name in one.files:
             assert np.allclose(one[name], two[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("page", ["layout", "recipes/several-devices"])
+def test_programs_of_the_pages_run_on_eight_devices(page, tmp_path):
+    text = (ROOT / "docs" / f"{page}.md").read_text("utf-8")
+    for number, (_, code) in enumerate(blocks_of(text)):
+        script = tmp_path / f"{number}.py"
+        script.write_text(code)
+        finish(start(script, devices=8))
