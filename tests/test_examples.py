@@ -13,11 +13,13 @@ import struct
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
+from processes import finish, free_port, start
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
@@ -128,6 +130,58 @@ def test_language_model_that_is_stopped_and_resumed_is_that_of_a_whole_run(tmp_p
 
     refused = run(LANGUAGE_MODEL, *options, "--width", 32, status=1)
     assert f"{parts} holds a run with {{'width': 16}}. Pass another --out." in refused
+
+
+# Where no sum is rounded to bfloat16.
+EXACT = ("--tiny", "--precision", "params=f32,compute=f32,output=f32")
+
+
+def start_together(*options, port):
+    """The example in two processes with two devices each."""
+    address = "--coordinator", f"127.0.0.1:{port}", "--processes", 2
+    script = EXAMPLES / LANGUAGE_MODEL
+    return [
+        start(script, *options, *address, "--process", i, devices=2) for i in range(2)
+    ]
+
+
+def test_language_model_on_other_meshes_has_the_losses_of_one_device(tmp_path):
+    out = {name: tmp_path / name for name in ("one", "eight", "processes")}
+    flag = "--xla_force_host_platform_device_count"
+    run(LANGUAGE_MODEL, *EXACT, "--out", out["one"], XLA_FLAGS=f"{flag}=1")
+    # Eight devices, of which the second part of the run makes another mesh.
+    parts = {"data=4,model=2": ("--stop-at", 25), "data=2,model=4": ()}
+    for mesh, stop in parts.items():
+        options = ("--out", out["eight"], "--mesh", mesh, *stop)
+        run(LANGUAGE_MODEL, *EXACT, *options, XLA_FLAGS=f"{flag}=8")
+    options = ("--out", out["processes"], "--mesh", "data=-1,model=2")
+    for process in start_together(*EXACT, *options, port=free_port()):
+        finish(process)
+    one, *others = (rows_of(folder / "log.csv") for folder in out.values())
+    for rows in others:
+        for row, expected in zip(rows, one, strict=True):
+            for name in row:
+                assert float(row[name]) == pytest.approx(
+                    float(expected[name]), rel=1e-4
+                )
+    text = run("train_language_model/sample.py", out["processes"] / "model")
+    assert text.startswith("The ")
+
+
+def test_language_model_saves_when_one_process_is_told_to_end(tmp_path):
+    endless = ("--tiny", "--steps", 100_000, "--eval-every", 50_000)
+    options = (*endless, "--patience", 100_000, "--out", tmp_path)
+    processes = start_together(*options, port=free_port())
+    while not (tmp_path / "config.json").exists():  # written as training starts
+        assert all(process.poll() is None for process in processes)
+        time.sleep(0.1)
+    time.sleep(5)
+    processes[1].terminate()
+    for process in processes:
+        assert "Stopped" in finish(process) or process is processes[1]
+    (saved,) = (int(path.name) for path in (tmp_path / "checkpoints").iterdir())
+    text = run(LANGUAGE_MODEL, *options, "--stop-at", saved + 1)
+    assert f"Step {saved}: held-out loss" in text
 
 
 def test_language_model_stops_early_and_its_file_is_sampled(tmp_path):

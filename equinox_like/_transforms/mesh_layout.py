@@ -526,7 +526,8 @@ class LayoutReport:
             if shape == tuple(x.shape):
                 self.whole.append(name)
             parts = ", ".join(str(part or "-") for part in sharding.spec)
-            rows.append((name, describe_array(x), parts or "whole", f"{held:,}"))
+            over = parts if any(sharding.spec) else "whole"
+            rows.append((name, describe_array(x), over, f"{held:,}"))
         self.unused = [
             pattern
             for pattern, _ in layout.rules

@@ -65,6 +65,17 @@ def parse_args() -> tuple[Config, argparse.Namespace]:
     parser.add_argument("--out", type=Path, default=out, help=f"by default {out}")
     parser.add_argument("--stop-at", type=int, help="a step, to continue later")
     parser.add_argument("--prompt", default="The ", help="the start of the sample")
+    parser.add_argument(
+        "--mesh",
+        default="data=-1,model=1",
+        help="how many devices share the batch, and how many a weight; -1: the rest",
+    )
+    parser.add_argument("--coordinator", help="address of process 0, as host:port")
+    parser.add_argument("--processes", type=int, help="how many there are")
+    parser.add_argument("--process", type=int, help="the number of this one, from 0")
+    parser.add_argument(
+        "--cluster", action="store_true", help="let JAX ask Slurm or the like for these"
+    )
     parser.add_argument("--tiny", action="store_true", help="settings to test the code")
     fields = parser.add_argument_group("settings")
     for field in dataclasses.fields(Config):

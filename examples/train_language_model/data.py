@@ -33,18 +33,19 @@ def decode(tokens: ArrayLike) -> str:
 
 
 def training_batch(tokens: np.ndarray, step: int, config: Config) -> np.ndarray:
-    """Random windows of the text, of shape `(micro_batches, batch_size, context + 1)`.
+    """Random windows of the text, of shape `(batch_size, micro_batches, context + 1)`.
 
-    They depend on the seed and the step alone, so a resumed run sees the same ones.
+    They depend on the seed and the step alone, so a resumed run sees the same ones, and
+    each process those of all. The first axis is the one that devices share.
     """
     rng = np.random.default_rng((config.seed, step))
     shape = config.micro_batches, config.batch_size, 1
     starts = rng.integers(0, len(tokens) - config.context, shape)
-    return tokens[starts + np.arange(config.context + 1)]
+    return tokens[starts + np.arange(config.context + 1)].swapaxes(0, 1)
 
 
 def held_out_batches(tokens: np.ndarray, config: Config) -> np.ndarray:
-    """The text cut into windows, of shape `(batches, batch_size, context + 1)`."""
+    """The text cut into windows, of shape `(batch_size, batches, context + 1)`."""
     shape = config.batch_size, config.context + 1
     number = len(tokens) // math.prod(shape)  # what does not fill a batch is left out
     if number == 0:
@@ -53,4 +54,5 @@ def held_out_batches(tokens: np.ndarray, config: Config) -> np.ndarray:
             f"{shape[1]} = {math.prod(shape):,}. Use ten times as much text, or a smaller "
             "`batch_size` or `context`."
         )
-    return tokens[: number * math.prod(shape)].reshape(number, *shape)
+    windows = tokens[: number * math.prod(shape)].reshape(number, *shape)
+    return windows.swapaxes(0, 1)

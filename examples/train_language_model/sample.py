@@ -18,7 +18,7 @@ def load_model(path: Path):
     """The model of a file, which says by which settings it was built."""
     config = Config.from_json(eqx.load_metadata(path)["config"])
     template = eqx.filter_eval_shape(make_model, config, key=jax.random.key(0))
-    return eqx.load(path, template), config
+    return eqx.load(path, template, shardings=jax.devices()[0]), config
 
 
 def sample(

@@ -46,7 +46,6 @@ def decayed(params):
     return norms.apply(lambda norm: jax.tree.map(lambda _: False, norm))
 
 
-@eqx.filter_jit
 def init_state(config: Config) -> TrainState:
     model_key, key = jax.random.split(jax.random.key(config.seed))
     model = make_model(config, key=model_key)
@@ -57,31 +56,35 @@ def init_state(config: Config) -> TrainState:
 
 def loss_fn(model, tokens: Array, key: PRNGKeyArray | None = None) -> Array:
     """The mean cross-entropy per byte, in nats, of `tokens`, `(batch, context + 1)`."""
+    model = eqx.gather(model)
     if key is None:
         logits, _ = jax.vmap(model)(tokens[:, :-1])
     else:  # each sequence has its own dropout
-        keys = jax.random.split(key, len(tokens))
+        keys = eqx.constrain(jax.random.split(key, len(tokens)), "batch")
         logits, _ = jax.vmap(lambda x, key: model(x, key=key))(tokens[:, :-1], keys)
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
     return losses.mean()
 
 
 def accumulate(model, batches: ArrayLike, key: PRNGKeyArray):
-    """The loss and its gradient, as means over micro-batches, one after the other."""
+    """The loss and its gradient, as means over micro-batches, one after the other.
+
+    `batches` has the shape `(batch, micro_batches, context + 1)`.
+    """
 
     def add(total, batch):
         new = eqx.filter_value_and_grad(loss_fn)(model, *batch)
         return jax.tree.map(jnp.add, total, new), None
 
     zeros = jax.tree.map(jnp.zeros_like, eqx.filter(model, eqx.trainable))
-    keys = jax.random.split(key, jnp.shape(batches)[0])
+    batches = jnp.swapaxes(batches, 0, 1)
+    keys = jax.random.split(key, len(batches))
     total, _ = eqx.filter_scan(add, (jnp.zeros(()), zeros), (batches, keys))
     return jax.tree.map(lambda x: x / len(keys), total)
 
 
-@eqx.filter_jit(donate=("state",))
 def train_step(state: TrainState, batches: ArrayLike, config: Config):
-    """The next state, and what to log. `config` is static; `state` is donated."""
+    """The next state, and what to log. `config` is static."""
     key = jax.random.fold_in(state.key, state.step)
     loss, grads = accumulate(state.model, batches, key)
     params = eqx.filter(state.model, eqx.trainable)
@@ -96,8 +99,8 @@ def train_step(state: TrainState, batches: ArrayLike, config: Config):
     return TrainState(model, opt_state, ema, state.step + 1, state.key), metrics
 
 
-@eqx.filter_jit
 def evaluate(ema: eqx.nn.EMA, batches: ArrayLike) -> Array:
     """The loss of the averaged model on held-out text, without dropout."""
     model = eqx.nn.inference_mode(ema.model())
+    batches = jnp.swapaxes(batches, 0, 1)
     return jax.lax.map(lambda tokens: loss_fn(model, tokens), batches).mean()
