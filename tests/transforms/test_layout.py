@@ -1,6 +1,7 @@
 """`Layout`: arrays are kept as its rules say, gathered for use, and kept again; the numbers
 are those of one device."""
 
+import json
 import re
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from layout_net import (
     rows,
     train,
 )
-from processes import run_together
+from processes import finish, run_together, start
 
 import equinox_like as eqx
 from equinox_like import nn
@@ -337,3 +338,26 @@ def test_several_processes_train_one_model(processes) -> None:
     for i, found in enumerate(zip(*losses, strict=True)):
         model, state, value = eqx.filter_jit(train)(model, state, *rows(i))
         np.testing.assert_allclose(np.float32(found), value, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "batch, kinds", [(56, ["mixed", "Auto", "Explicit"]), (8, ["mixed"])]
+)
+def test_devices_send_each_other_one_block_and_no_batch(batch, kinds) -> None:
+    """On eight devices, by the text of the program; the numbers are those of one device."""
+    script = Path(__file__).parents[1] / "layout_gpt.py"
+    lines = finish(start(script, batch, *kinds, devices=8), timeout=900).splitlines()
+    found = [json.loads(line) for line in lines if line.startswith("{")]
+    assert len(found) == 4 * len(kinds)
+    for each in found:
+        data, model = each["mesh"]
+        shapes = [shape for kind in each["collectives"].values() for shape in kind]
+        gathered = each["collectives"].get("all-gather", [])
+        assert (data == 1) == (gathered == [])
+        # Weights of one block, of which a device has its part of the axis `model`.
+        assert all(len(shape) == 2 and 64 in shape for shape in gathered)
+        if data > 1:
+            assert not any(shape[:1] == [batch] for shape in shapes)
+        # The largest moment is split over both axes.
+        assert each["moment"] == [3, 320 // model, 64 // data]
+        assert each["difference"] < 1e-5 and each["traces"] == 1
