@@ -7,6 +7,7 @@ would take as long as the call itself.
 """
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -211,9 +212,7 @@ class Layout:
         `ValueError`, naming the path, if a rule does not fit an array, and for a rule that
         matches no parameter.
         """
-        params = _parameters_of(tree) if follow is None else follow
-        if callable(follow) and jtu.all_leaves([follow]):
-            params = follow(tree)
+        params = _parameters_of(tree, follow)
         self._check_rules(params)
         return self._kept(tree, params)
 
@@ -239,15 +238,21 @@ class Layout:
 
         return jtu.tree_map_with_path(choose, tree)
 
+    def _unused_rules(self, params: Any) -> list[str]:
+        there = _array_paths(params)
+        return [
+            pattern
+            for pattern, _ in self.rules
+            if not any(matches(pattern, path) for path in there)
+        ]
+
     def _check_rules(self, params: Any) -> None:
-        paths = jtu.tree_leaves_with_path(params)
-        there = [plain_path(path) for path, x in paths if is_array_or_struct(x)]
-        for pattern, _ in self.rules:
-            if not any(matches(pattern, path) for path in there):
-                raise ValueError(
-                    f"The rule for {pattern!r} matches no parameter. The paths are "
-                    f"{listed(there, 5)}.{near_paths([pattern], there)}"
-                )
+        if unused := self._unused_rules(params):
+            there = _array_paths(params)
+            raise ValueError(
+                f"The rule for {unused[0]!r} matches no parameter. The paths are "
+                f"{listed(there, 5)}.{near_paths(unused, there)}"
+            )
         for path, stack in _stacks(params):
             for below, x in jtu.tree_leaves_with_path(stack.layers):
                 whole = plain_path((*path, _LAYERS, *below))
@@ -334,8 +339,8 @@ class Layout:
 
         - `tree`, `follow`: as for `shardings`. Rules that match nothing are in the report.
         """
-        params = _parameters_of(tree) if follow is None else follow(tree)
-        return LayoutReport(self, tree, self._kept(tree, params), params)
+        params = _parameters_of(tree, follow)
+        return LayoutReport(self, self._kept(tree, params), tree, params)
 
     # Within a step
 
@@ -363,7 +368,7 @@ class Layout:
 
     def _pinned(self, out: Any, arguments: Any) -> Any:
         """The output of a step, where what replaces an argument is kept as that is."""
-        kept = self._kept(arguments, _parameters_of(arguments))
+        kept = self._kept(arguments, _parameters_of(arguments, None))
         known = {}
         for tree, where in _candidates(arguments, kept):
             known.setdefault(_shape_of(tree), jtu.tree_leaves(where))
@@ -508,40 +513,28 @@ def _check_global(named: Iterable[tuple[str, Any]]) -> None:
 class LayoutReport:
     """What each device holds of a tree: `str` is a table, which a notebook shows."""
 
-    def __init__(self, layout: Layout, tree: Any, kept: Any, params: Any):
-        arrays = [
-            (path, x)
-            for path, x in jtu.tree_leaves_with_path(tree)
-            if is_array_or_struct(x)
-        ]
-        paths = [plain_path(path) for path, _ in arrays]
-        where = jtu.tree_leaves(kept)
+    def __init__(self, layout: Layout, kept: Any, tree: Any, params: Any):
         self.bytes_of_each_device = 0
         self.whole: list[str] = []
         rows = [("array", "shape", "split over", "bytes of a device")]
-        for name, (_, x), sharding in zip(paths, arrays, where, strict=True):
-            shape = sharding.shard_shape(x.shape)
-            held = int(np.prod(shape)) * x.dtype.itemsize
+        arrays = filter_tree(tree, is_array_or_struct)
+        for (path, x), sharding in zip(
+            jtu.tree_leaves_with_path(arrays), jtu.tree_leaves(kept), strict=True
+        ):
+            name, part = plain_path(path), sharding.shard_shape(x.shape)
+            held = math.prod(part) * x.dtype.itemsize
             self.bytes_of_each_device += held
-            if shape == tuple(x.shape):
+            over = "whole"
+            if part == tuple(x.shape):
                 self.whole.append(name)
-            parts = ", ".join(str(part or "-") for part in sharding.spec)
-            over = parts if any(sharding.spec) else "whole"
+            else:
+                over = ", ".join(str(axes or "-") for axes in sharding.spec)
             rows.append((name, describe_array(x), over, f"{held:,}"))
-        self.unused = [
-            pattern
-            for pattern, _ in layout.rules
-            if not any(
-                matches(pattern, plain_path(path))
-                for path, x in jtu.tree_leaves_with_path(params)
-            )
-        ]
+        self.unused = layout._unused_rules(params)
         lines = [repr(layout), *table_lines(rows, {3})]
         lines.append(f"each device: {self.bytes_of_each_device:,} bytes")
         if self.unused:
-            lines.append(
-                f"rules that match nothing: {', '.join(map(repr, self.unused))}"
-            )
+            lines.append(f"rules that match nothing: {', '.join(self.unused)}")
         self._text = "\n".join(lines)
 
     def __str__(self) -> str:
@@ -593,6 +586,11 @@ def _stacks(tree: Any, prefix: tuple[Any, ...] = ()) -> Iterator[tuple[Any, Any]
             yield from _stacks(node.layers, (*prefix, *path, _LAYERS))
 
 
+def _array_paths(tree: Any) -> list[str]:
+    found = jtu.tree_leaves_with_path(tree)
+    return [plain_path(path) for path, x in found if is_array_or_struct(x)]
+
+
 def _depths(tree: Any, path: Any) -> int:
     return sum(path[: len(above)] == above for above, _ in _stacks(tree))
 
@@ -601,8 +599,11 @@ def _is_named_tuple(x: Any) -> bool:
     return isinstance(x, tuple) and hasattr(x, "_fields")
 
 
-def _parameters_of(tree: Any) -> Any:
+def _parameters_of(tree: Any, follow: Any) -> Any:
     """The parameters in a tree that has the state of their optimiser too, or the tree."""
+    if follow is not None:
+        is_function = callable(follow) and jtu.all_leaves([follow])
+        return follow(tree) if is_function else follow
     copies: set[type] = set()
 
     def see(x: Any) -> bool:
