@@ -221,9 +221,10 @@ class Layout:
             path: (plain_path(path), x)
             for path, (_, x) in owners_of(tree, params).items()
         }
+        stacks = [path for path, _ in _stacks(params)]
         specs = {
-            plain_path(path): self._spec(path, x, _depths(params, path), self.params)
-            for path, (_, x) in owners.items()
+            name: self._spec(path, x, _number_above(stacks, path), self.params)
+            for path, (name, x) in owners.items()
         }
 
         def choose(path: Any, x: Any) -> Any:
@@ -393,10 +394,10 @@ class Layout:
         return pin(out)
 
     def _gathered(self, tree: Any) -> Any:
-        inside = [path for path, _ in _stacks(tree)]
+        stacks = [path for path, _ in _stacks(tree)]
 
         def move(path: Any, x: Any) -> Any:
-            if not is_array(x) or any(path[: len(p)] == p for p in inside):
+            if not is_array(x) or _number_above(stacks, path):
                 return x
             _, old = self._spec(path, x, 0, self.params)
             option, new = self._spec(path, x, 0, self.compute)
@@ -591,8 +592,9 @@ def _array_paths(tree: Any) -> list[str]:
     return [plain_path(path) for path, x in found if is_array_or_struct(x)]
 
 
-def _depths(tree: Any, path: Any) -> int:
-    return sum(path[: len(above)] == above for above, _ in _stacks(tree))
+def _number_above(nodes: Iterable[tuple[Any, ...]], path: tuple[Any, ...]) -> int:
+    """How many of these nodes, given by their paths, `path` is below."""
+    return sum(path[: len(node)] == node for node in nodes)
 
 
 def _is_named_tuple(x: Any) -> bool:
