@@ -177,7 +177,7 @@ def of_the_language_model() -> None:
     data, sample = importlib.import_module("data"), importlib.import_module("sample")
     plain, config = sample.load_model(path)
     plain = nn.inference_mode(plain)
-    batches = data.held_out_batches(data.load_data()[1], config)
+    batches = data.held_out_batches(data.load_data()[1], config).swapaxes(0, 1)
 
     @eqx.filter_jit
     def evaluated(model: Any, batches: Any) -> Any:
