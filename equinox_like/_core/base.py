@@ -181,10 +181,6 @@ def by_position(
     return bound.args, bound.kwargs
 
 
-def jit_is_disabled() -> bool:
-    return jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]
-
-
 def hide_frames(error: BaseException) -> None:
     """Removes this library's frames from a traceback.
 

@@ -37,9 +37,9 @@ from .._tree.arrays import struct_of
 from .._tree.filters import is_array, is_array_or_struct
 from .._tree.nodes import describe_node
 from .._tree.partitioning import map_arrays
-from .donation import raise_clearer
+from .checks import raise_clearer
 from .jit import Jitted, filter_jit
-from .layout import Layout, LayoutTable, chained
+from .layout import CallLayout, LayoutTable, chained
 from .stages import as_platforms
 
 _P = ParamSpec("_P")
@@ -200,10 +200,8 @@ class Exported(Generic[_P, _T]):
         self._call = call
         self._output = output
         self._run = jax.jit(exported.call)
-        self._layouts = LayoutTable(
-            _signature_of(call.parameters), call.name, lambda *_: False
-        )
-        self._fitting: tuple[Layout | None, Any] = None, None
+        self._layouts = LayoutTable(_signature_of(call.parameters), call.name)
+        self._fitting: tuple[CallLayout | None, Any] = None, None
 
     @frames_hidden
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -259,7 +257,7 @@ class Exported(Generic[_P, _T]):
     def __repr__(self) -> str:
         return f"<{self._call.name}, exported for {', '.join(self.platforms)}>"
 
-    def _require_fit(self, layout: Layout, leaves: list[Any]) -> None:
+    def _require_fit(self, layout: CallLayout, leaves: list[Any]) -> None:
         """Raises unless the structure and static leaves are those exported for."""
         given = _describe_arguments(layout, leaves)
         found = first_difference(self._call.arguments, given)
@@ -275,7 +273,9 @@ class Exported(Generic[_P, _T]):
 
 
 def _export(jitted, args, kwargs, platforms, disabled_checks) -> Exported:
-    specialization, layout, leaves = jitted._prepare(args, kwargs)
+    specialization, layout, leaves = jitted._program.prepare(
+        (jitted._tree, args, kwargs)
+    )
     groups = layout.groups(leaves)
     data, count = chained(groups), layout.number_of_own_data
     own, given, names = data[:count], data[count:], layout.data_names[count:]
@@ -346,7 +346,7 @@ def _without_data(out: Any) -> Template:
     return rest
 
 
-def _describe_arguments(layout: Layout, leaves: list[Any]) -> Table:
+def _describe_arguments(layout: CallLayout, leaves: list[Any]) -> Table:
     _, *arguments = trees(layout.arguments, layout.skeleton(leaves))
     table: Table = {}
     for name, tree in arguments:

@@ -14,7 +14,7 @@ import inspect
 import itertools
 import operator
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
 import jax.tree_util as jtu
@@ -45,9 +45,12 @@ def bind(
     name: str,
     call: Call,
     treedef: Any,
-    donates: Callable[[str, bool], bool],
+    donates: Callable[[str, bool], bool] | None,
 ) -> tuple[list[_Argument], Call]:
-    """The arguments of a call in canonical order, and the call rebuilt from them."""
+    """The arguments of a call in canonical order, and the call rebuilt from them.
+
+    They are numbered as they are passed, from 1; the callable itself is number 0.
+    """
     tree, args, kwargs = call
     tree_def, args_def, kwargs_def = treedef.children()
     sizes = [
@@ -55,33 +58,39 @@ def bind(
     ]
     ends = list(itertools.accumulate(sizes))
     spans = [range(end - n, end) for end, n in zip(ends, sizes, strict=True)]
-    # Bind the indices of the arguments' spans in place of the arguments.
     by_key = dict(zip(sorted(kwargs), range(len(args) + 1, len(spans)), strict=True))
     try:
         bound = signature.bind(*range(1, len(args) + 1), **by_key)
     except TypeError as e:
         raise TypeError(f"{name}: {e}") from None
-    values = {position: kwargs[key] for key, position in by_key.items()}
-    values |= dict(enumerate(args, start=1))
+    values = dict(enumerate(args, start=1))
+    values |= {number: kwargs[key] for key, number in by_key.items()}
 
-    # Of the first parameter. Of `*args`, only the first one counts.
-    first = bound.arguments.get(next(iter(signature.parameters), ""))
-    firsts = first.values() if isinstance(first, dict) else [first]
-    if isinstance(first, tuple):
-        firsts = first[:1]
     names = argument_names(bound) | {0: (name, None)}
-    by_name = [bound.kwargs[k] for k in sorted(bound.kwargs)]
+    firsts = () if donates is None else _firsts(bound)
     each = []
-    for position in [0, *bound.args, *by_name]:
-        shown, parameter = names[position]
-        is_donated = parameter is not None and donates(parameter, position in firsts)
-        each.append(_Argument(shown, spans[position], is_donated))
+    for number in [0, *bound.args, *(bound.kwargs[k] for k in sorted(bound.kwargs))]:
+        shown, parameter = names[number]
+        is_donated = (
+            donates is not None
+            and parameter is not None
+            and donates(parameter, number in firsts)
+        )
+        each.append(_Argument(shown, spans[number], is_donated))
     canonical = (
         tree,
         tuple([values[i] for i in bound.args]),
         {k: values[i] for k, i in bound.kwargs.items()},
     )
     return each, canonical
+
+
+def _firsts(bound: inspect.BoundArguments) -> Collection[Any]:
+    """What is given for the first parameter. Of `*args`, only the first one counts."""
+    first = bound.arguments.get(next(iter(bound.signature.parameters), ""))
+    if isinstance(first, dict):
+        return first.values()
+    return first[:1] if isinstance(first, tuple) else [first]
 
 
 _T = TypeVar("_T")
@@ -91,7 +100,7 @@ DONATE: Final = "donate"
 KEEP: Final = "keep"
 
 
-class Layout:
+class CallLayout:
     """How the leaves of `(callable, args, kwargs)` go to the groups of a skeleton."""
 
     def __init__(
@@ -215,11 +224,9 @@ def with_methods(call: Call) -> Call:
 
     What the field of a Module holds stays as it is.
     """
-    return jtu.tree_map(as_pytree, call, is_leaf=_is_module)
-
-
-def _is_module(x: Any) -> bool:
-    return isinstance(x, Module)
+    leaves, treedef = jtu.tree_flatten(call, lambda x: isinstance(x, Module))
+    made = list(map(as_pytree, leaves))
+    return call if all(map(operator.is_, made, leaves)) else treedef.unflatten(made)
 
 
 def _names(treedef: Any, arguments: Arguments) -> list[str]:
@@ -230,7 +237,7 @@ def _names(treedef: Any, arguments: Arguments) -> list[str]:
     return [x for (name, _), subtree in named for x in leaf_names(subtree, name)]
 
 
-def data_names(arguments: Arguments, call: Skeleton | Layout) -> list[str]:
+def data_names(arguments: Arguments, call: Skeleton | CallLayout) -> list[str]:
     """The names of the leaves of a call that are data."""
     named = zip(_names(call.treedef, arguments), call.labels, strict=True)
     return [name for name, label in named if label is not STATIC]
@@ -257,7 +264,7 @@ class LayoutsByTypes(NamedTuple):
     """
 
     take_unknown: Callable[[Sequence[Any]], Any]
-    layouts: dict[tuple[type, ...], Layout]
+    layouts: dict[tuple[type, ...], CallLayout]
 
 
 class LayoutTable:
@@ -267,51 +274,50 @@ class LayoutTable:
         self,
         signature: inspect.Signature,
         name: str,
-        donates: Callable[[str, bool], bool],
+        donates: Callable[[str, bool], bool] | None = None,
     ):
         """`name` is the name of the callable. `donates(parameter, is_first)` returns
-        whether the arrays of a parameter are donated."""
+        whether the arrays of a parameter are donated; `None` if none are."""
         self._signature = signature
         self._name = name
         self._donates = donates
-        # The forms, by the structure of a call.
-        self.forms: dict[Any, LayoutsByTypes] = {}
+        self.by_structure: dict[Any, LayoutsByTypes] = {}
 
-    def fit(self, call: Call) -> tuple[Layout, list[Any]]:
+    def fit(self, call: Call) -> tuple[CallLayout, list[Any]]:
         """The layout of a call, and its leaves in the order that it expects."""
         leaves, structure = registry.flatten(call)
-        form = self.forms.get(structure)
-        layout = form and form.layouts.get(tuple(map(type, form.take_unknown(leaves))))
-        return (layout, leaves) if layout is not None else self.add(call)
-
-    def add(self, call: Call) -> tuple[Layout, list[Any]]:
-        leaves, structure = registry.flatten(call)
-        # This builds the lazy instances of the call; the next call has lazy ones again.
-        _, _, nodes = flatten_with_nodes(call)
-        if types.MethodType in map(type, nodes):
-            tops = jtu.tree_leaves(call, is_leaf=_is_module)
-            if any(as_pytree(x) is not x for x in tops):
-                # Such a call has no layout of its own, so that others are not inspected.
-                return self.fit(with_methods(call))
-        if forget_other_classes(nodes) or registry.adopt(nodes):
+        layout = self._find(structure, leaves)
+        if layout is None and (prepared := _prepared(call)) is not None:
+            call = prepared
             leaves, structure = registry.flatten(call)
+            layout = self._find(structure, leaves)
+        if layout is None:
+            layout = self.add(call, leaves, structure)
+        return layout, leaves
+
+    def _find(self, structure: Any, leaves: list[Any]) -> CallLayout | None:
+        known = self.by_structure.get(structure)
+        return known and known.layouts.get(tuple(map(type, known.take_unknown(leaves))))
+
+    def add(self, call: Call, leaves: list[Any], structure: Any) -> CallLayout:
+        """Makes the layout of a call, and caches it."""
         expanded = registry.expand(structure)
         layout = self.make(call, expanded)
-        form = self.forms.get(structure)
-        if form is None:
+        known = self.by_structure.get(structure)
+        if known is None:
             visible = [x for x in expanded if type(x) is not StaticLeaf]
             unknown = [i for i, is_data in enumerate(visible) if not is_data]
-            form = LayoutsByTypes(_getter(unknown), {})
-            add_bounded(self.forms, registry.strict_treedef(structure), form)
-        add_bounded(form.layouts, tuple(map(type, form.take_unknown(leaves))), layout)
-        return layout, leaves
+            known = LayoutsByTypes(_getter(unknown), {})
+            add_bounded(self.by_structure, registry.strict_treedef(structure), known)
+        add_bounded(known.layouts, tuple(map(type, known.take_unknown(leaves))), layout)
+        return layout
 
     def make(
         self,
         call: Call,
         expanded: Sequence[Any] | None = None,
         is_data: Callable[[Any], bool] = is_array,
-    ) -> Layout:
+    ) -> CallLayout:
         """Binds a call to the signature, and labels its leaves.
 
         `expanded` has an entry for each leaf that JAX sees: how our registry flattens
@@ -338,7 +344,7 @@ class LayoutTable:
                 # A tracer is always data, because it would leak as a static value.
                 is_dynamic = is_data(leaves[i]) or isinstance(leaves[i], Tracer)
                 labels.append(group if is_dynamic else STATIC)
-        return Layout(
+        return CallLayout(
             jtu.tree_structure(canonical),
             labels,
             [where[i] for i in order],
@@ -347,18 +353,30 @@ class LayoutTable:
         )
 
     def forget(self, specialization: Any) -> None:
-        for form in list(self.forms.values()):
-            for layout in list(form.layouts.values()):
+        for known in list(self.by_structure.values()):
+            for layout in list(known.layouts.values()):
                 layout.forget(specialization)
 
     def clear(self, tree_structure: Any) -> None:
         """Drops the layouts of callables of this structure."""
-        for structure, form in list(self.forms.items()):
-            for kinds, layout in list(form.layouts.items()):
+        for structure, known in list(self.by_structure.items()):
+            for types_, layout in list(known.layouts.items()):
                 if layout.treedef.children()[0] == tree_structure:
-                    form.layouts.pop(kinds, None)
-            if not form.layouts:
-                self.forms.pop(structure, None)
+                    known.layouts.pop(types_, None)
+            if not known.layouts:
+                self.by_structure.pop(structure, None)
+
+
+def _prepared(call: Call) -> Call | None:
+    """The call, if it must be flattened again: with methods as pytrees, or because our
+    registry did not know a class yet that JAX knows.
+
+    This builds the lazy instances of the call; the next call has lazy ones again.
+    """
+    _, _, nodes = flatten_with_nodes(call)
+    is_other = forget_other_classes(nodes) or registry.adopt(nodes)
+    prepared = with_methods(call) if types.MethodType in map(type, nodes) else call
+    return prepared if is_other or prepared is not call else None
 
 
 # The most structures, layouts and specializations that one function keeps of each.

@@ -27,15 +27,15 @@ from .._core.base import Transformed
 from .._core.caches import on_clear
 from .._module.construct import filled
 from .._module.module import BoundMethod
-from .._tree.cycles import check_no_cycle, check_no_cycles
+from .._tree.cycles import check_no_cycles
 from .._tree.deleted import Record
+from .._tree.filters import is_array_or_struct
 from .._tree.registry import registry
 from .._tree.splitting import Skeleton
 from .._tree.strict import ByIdentity, strict_key, strict_treedef
 from .._tree.structure import cached_types
-from .donating import DonatingSpecialization
-from .donation import Donate, Donation
-from .layout import Call, Layout, LayoutTable, add_bounded
+from .donation import Donate, DonatingSpecialization, Donation
+from .layout import Call, CallLayout, LayoutTable, add_bounded, with_methods
 from .retrace import Storm, Trace
 from .shardings import OPTIONS, Shardings
 from .specialization import Specialization
@@ -69,11 +69,12 @@ class Program:
         self.options = {k: v for k, v in self.jitkwargs.items() if k not in OPTIONS}
         self.donation = Donation(donate)
         self.record = Record(self.name)
-        self.layouts = LayoutTable(signature, self.name, self.donation.donates)
-        self._forms = self.layouts.forms
+        self._donates = self.donation.is_any
+        donates = self.donation.donates if self._donates else None
+        self.layouts = LayoutTable(signature, self.name, donates)
+        self._by_structure = self.layouts.by_structure
         self._specializations: dict[Skeleton, Specialization] = {}
         self._lock = threading.RLock()
-        self._donates = self.donation.is_any
         self.storm = Storm()
 
     def call(self, call: Call) -> Any:
@@ -82,27 +83,50 @@ class Program:
             # JAX would donate under a transformation, too, where a caller may still
             # need the arrays.
             return self.without_donation.call(call)
-        # `LayoutTable.fit`, inlined for speed.
-        leaves, structure = self.flatten(call)
-        form = self._forms.get(structure)
-        layout = form and form.layouts.get(tuple(map(type, form.take_unknown(leaves))))
-        if layout is None:
-            layout, leaves = self.layouts.add(call)
-        specialization = layout.only
-        if specialization is None:  # static leaves select it
-            specialization = layout.find(leaves) or self.find(layout, leaves, call)
+        if self._by_structure:
+            # `LayoutTable.fit`, inlined for speed.
+            leaves, structure = flatten(call)
+            known = self._by_structure.get(structure)
+            if known is not None:
+                types_ = tuple(map(type, known.take_unknown(leaves)))
+                layout = known.layouts.get(types_)
+                if layout is not None:
+                    specialization = layout.only or layout.find(leaves)
+                    if specialization is not None:
+                        return specialization.run(layout, leaves)
+        return self._first_call(call)
+
+    def _first_call(self, call: Call) -> Any:
+        """Takes a call that is not known through its steps, the first ones of which
+        `prepare` has, too.
+
+        JAX traces the function in `run`, if it has no trace for the types of the arrays.
+        """
+        self._check_no_cycles(call)
+        layout, leaves = self.layouts.fit(call)
+        specialization = self._specialize(layout, leaves, call)
+        layout.remember(leaves, specialization)
         return specialization.run(layout, leaves)
 
-    def flatten(self, call: Call) -> Any:
-        """`registry.flatten`, which takes the place of this method after the first call."""
-        tree, args, kwargs = call
-        check_no_cycle(self.name, tree)
-        check_no_cycles(self.opaque() if tree is None else tree, args, kwargs)
-        flat = flatten(call)
-        self.flatten = flatten
-        return flat
+    def prepare(self, call: Call) -> tuple[Specialization, CallLayout, list[Any]]:
+        """What a call would run, which may hold a `jax.ShapeDtypeStruct`."""
+        layout, leaves = self.layout_of(call)
+        return self._specialize(layout, leaves, call), layout, leaves
 
-    def find(self, layout: Layout, leaves: list[Any], call: Call) -> Specialization:
+    def layout_of(self, call: Call) -> tuple[CallLayout, list[Any]]:
+        """The layout and leaves of a call that may hold a `jax.ShapeDtypeStruct`."""
+        self._check_no_cycles(call)
+        call = with_methods(call)
+        layout = self.layouts.make(call, is_data=is_array_or_struct)
+        return layout, jtu.tree_leaves(call)
+
+    def _check_no_cycles(self, call: Call) -> None:
+        tree, args, kwargs = call
+        check_no_cycles(self.opaque() if tree is None else tree, args, kwargs)
+
+    def _specialize(
+        self, layout: CallLayout, leaves: list[Any], call: Call
+    ) -> Specialization:
         """The compiled function for the structure and static leaves of a call."""
         skeleton = layout.skeleton(leaves)
         # Concurrent first calls share one function, so that it is compiled once.
@@ -114,7 +138,6 @@ class Program:
                 found = kind(self, fun, layout, skeleton)
                 if old := add_bounded(self._specializations, skeleton, found):
                     self._forget(old)
-        layout.remember(leaves, found)
         return found
 
     def clear(self, structure: Any) -> None:

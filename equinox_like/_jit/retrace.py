@@ -5,6 +5,7 @@ on the abstract value of each array, and on JAX's configuration. All are kept fo
 trace. `Storm` counts the values for which a function is compiled again and again.
 """
 
+import contextlib
 import inspect
 import os
 import threading
@@ -36,7 +37,7 @@ CONTEXT: Final = "user context"
 # How many of the latest traces are searched for the most similar one: for a user who asks,
 # and at each retrace, which must not take long.
 _SEARCHED: Final = 128
-SEARCHED_AT_RETRACE: Final = 16
+_SEARCHED_AT_RETRACE: Final = 16
 _SHOWN: Final = 5
 
 
@@ -278,9 +279,21 @@ class Storm:
         self._values: dict[str, set[int]] = {}
         self._lock = threading.Lock()
 
-    def first_warning(self, program: Any) -> str | None:
-        """The text of the warning, if the first trace of this function causes it: if it
-        is the eighth function of its code that was compiled."""
+    def warning(
+        self, program: Any, new: Sequence[Trace], before: Sequence[Trace]
+    ) -> str | None:
+        """The text of the warning, if new traces of this function cause it."""
+        text = None
+        with contextlib.suppress(Exception):  # such as one of a user's `__repr__`
+            if not before:
+                return self._of_first(program)
+            for trace in new:
+                retrace = explain(program.name, trace, before, _SEARCHED_AT_RETRACE)
+                text = self._of_retrace(retrace) or text
+        return text
+
+    def _of_first(self, program: Any) -> str | None:
+        """The text, if this is the eighth function of its code that was compiled."""
         with _counting:
             if self.number:  # the cache of the function was cleared
                 return None
@@ -298,8 +311,7 @@ class Storm:
         earlier = f"{number - 1} functions that were compiled"
         return f"{_text_of_new(program, code, earlier)} {_OFF}"
 
-    def warning(self, retrace: Retrace) -> str | None:
-        """The text of the warning, if this retrace causes it."""
+    def _of_retrace(self, retrace: Retrace) -> str | None:
         with self._lock:
             if not (self.is_watched and retrace.differences):
                 return None

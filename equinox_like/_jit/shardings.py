@@ -30,7 +30,7 @@ from .._tree.match import spread
 from .._tree.nodes import describe_node, path_str
 from .._tree.splitting import STATIC, Skeleton
 from .._tree.strict import strict_key
-from .layout import Layout, chained, groups_of
+from .layout import CallLayout, chained, groups_of
 
 OPTIONS: Final = ("in_shardings", "out_shardings")
 _POSITIONAL: Final = (
@@ -65,7 +65,7 @@ class Shardings:
     def jit(
         self,
         traced: Callable[..., Any],
-        layout: Layout,
+        layout: CallLayout,
         skeleton: Skeleton,
         **options: Any,
     ) -> Any:
@@ -120,7 +120,7 @@ class Shardings:
     def _output_leaves(self) -> list[Any]:
         return jtu.tree_leaves(self._of_outputs, is_leaf=is_none)
 
-    def _inputs(self, layout: Layout, skeleton: Skeleton) -> Iterator[Any]:
+    def _inputs(self, layout: CallLayout, skeleton: Skeleton) -> Iterator[Any]:
         """The entry of `in_shardings` for each leaf of a call, in canonical order."""
         fun, args, kwargs = skeleton.treedef.children()
         treedefs = [fun, *args.children(), *kwargs.children()]

@@ -18,11 +18,9 @@ import jax
 import jax.tree_util as jtu
 
 from .._call_path import call_rebuilt
-from .._compat.arrays import stored_as
 from .._compat.failures import forget_calls
-from .._compat.tracing import at_top_level, known_array
-from .._core.base import jit_is_disabled, name_of
-from .._core.deletion import fatal
+from .._compat.tracing import at_top_level, jit_is_disabled, known_array
+from .._core.base import name_of
 from .._core.flat_call import take_apart
 from .._core.show_as import show_as
 from .._errors import RetraceWarning
@@ -31,11 +29,17 @@ from .._tree.filters import is_none
 from .._tree.registry import registry
 from .._tree.splitting import STATIC, Skeleton, merge
 from .._warn import warn
-from .checks import holds_check, raise_explained, there_are_checks, wait_for
-from .donation import check_not_fatal
-from .layout import DONATE, MAX_KEPT, Layout, chained, data_names
+from .checks import (
+    check_not_fatal,
+    fatal,
+    holds_check,
+    raise_explained,
+    registered_checks,
+    wait_for,
+)
+from .layout import DONATE, MAX_KEPT, CallLayout, chained, data_names
 from .leaked import Assignments, check_no_leaked_tracers
-from .retrace import SEARCHED_AT_RETRACE, Trace, explain, trace_of
+from .retrace import Trace, trace_of
 
 
 class Outputs:
@@ -84,11 +88,11 @@ class _Mark:
 class Specialization:
     """A compiled function for one skeleton, and what is known about its traces."""
 
-    def __init__(self, program: Any, fun: Any, layout: Layout, skeleton: Skeleton):
+    def __init__(self, program: Any, fun: Any, layout: CallLayout, skeleton: Skeleton):
         self.skeleton = skeleton
         # Those of the first call: traces take the names of arguments from them.
         self._arguments = layout.arguments
-        shardings = program.shardings
+        self._shardings = shardings = program.shardings
         self.outputs = Outputs(shardings is not None and shardings.groups_outputs)
         self.traces: collections.deque[Trace] = collections.deque(maxlen=MAX_KEPT)
         # Of new traces: warnings to issue, and the traces that were not counted yet.
@@ -99,9 +103,11 @@ class Specialization:
         # left to do; and the numbers of those that hold a runtime check.
         self.build = {None: self.outputs.build[None]}
         self._checked: set[int] = set()
+        data_labels = [label for label in skeleton.labels if label is not STATIC]
+        self._labels = [label for label, _ in itertools.groupby(data_labels)]
         self.function = self._jit(program, fun, layout)
 
-    def run(self, layout: Layout, leaves: list[Any]) -> Any:
+    def run(self, layout: CallLayout, leaves: list[Any]) -> Any:
         try:
             if fatal.exist:
                 check_not_fatal(layout, leaves)
@@ -116,25 +122,72 @@ class Specialization:
             raise_explained(e, layout, leaves)
         return build(data)
 
-    def stage(self, name: str, layout: Layout, leaves: list[Any]) -> Any:
+    def stage(self, name: str, layout: CallLayout, leaves: list[Any]) -> Any:
         """`trace`, `lower` or `eval_shape` of the function."""
         with expected.trace_of(self):
             return getattr(self.function, name)(*layout.groups(leaves))
 
+    def _jit(self, program: Any, fun: Any, layout: CallLayout) -> Any:
+        """The `jax.jit`-ed function of groups of arrays."""
+        opaque = program.opaque
+        # `self` holds `traced`, so a weak reference avoids a cycle through JAX's caches.
+        self_reference = weakref.ref(self)
+
+        def traced(*groups):
+            own: Any = self_reference()
+            return own._trace(opaque, groups)
+
+        def names():
+            own = self_reference()
+            return None if own is None else data_names(own._arguments, own.skeleton)
+
+        show_as(traced, fun, names)
+        donated = [i for i, label in enumerate(self._labels) if label == DONATE]
+        options = program.options | {"donate_argnums": donated}
+        if self._shardings is None:
+            return jax.jit(traced, **options)
+        return self._shardings.jit(traced, layout, self.skeleton, **options)
+
+    def _trace(self, opaque: Callable[[], Any], groups: Sequence[Any]) -> Any:
+        """What JAX traces: calls the function of the user, and records the trace."""
+        # With JIT disabled, JAX traces for the stages only.
+        is_run = jit_is_disabled() and expected.specialization is not self
+        # At top level, JAX does not trace: it runs the function to locate a NaN.
+        is_trace = not is_run and not at_top_level()
+        if is_trace and DONATE in self._labels and expected.specialization is not self:
+            raise UnexpectedTrace
+        parts: dict[Hashable, list[Any]] = {label: [] for label in self._labels}
+        for label, group in zip(self._labels, groups, strict=True):
+            parts[label] += group
+        tree, args, kwargs = merge(parts, self.skeleton)
+        fun = opaque() if tree is None else tree
+        instance = getattr(fun, "__self__", None) if tree is None else None
+        assignments = Assignments([*self.skeleton.statics, instance])
+        out = call_rebuilt(fun, *args, **kwargs)
+        if is_run:
+            return out, {None: ()}
+        if self._shardings is not None:
+            result = self._shardings.take_apart(out, self.outputs)
+        else:
+            arrays, number = self.outputs.take_apart(out)
+            result = arrays, {number: ()}
+        if is_trace:  # only now, as JAX forgets a trace that fails
+            avals = [jax.typeof(x) for group in groups for x in group]
+            trace = trace_of(self._arguments, self.skeleton, avals)
+            self.traces.append(trace)
+            self.new_traces.append(trace)
+            self._warnings += assignments.warnings(name_of(fun))
+        return result
+
     def complete(
-        self, layout: Layout, leaves: list[Any], out: Any
+        self, layout: CallLayout, leaves: list[Any], out: Any
     ) -> Callable[[Any], Any]:
         """After a call of a new trace, or of one with a runtime check: issues the warnings
         and waits for the check. Returns what builds the output."""
         _, (number,) = out
-        warnings, self._warnings = self._warnings, []
-        new_traces, self.new_traces = self.new_traces, []
-        for text in warnings:
-            warn(text)
-        if new_traces:
-            self._warn_of_storm(new_traces, out)
+        self._issue_warnings(out)
         build = self.outputs.build[number]
-        if there_are_checks():
+        if registered_checks:
             if not at_top_level():
                 out = jtu.tree_leaves(out)
                 if out and known_array(out[0]) is None:
@@ -150,82 +203,22 @@ class Specialization:
         self.build[number] = build
         return build
 
-    def _warn_of_storm(self, new_traces: list[Trace], out: Any) -> None:
-        """Warns if this function is compiled again and again.
-
-        A part of another program is not compiled by itself.
-        """
+    def _issue_warnings(self, out: Any) -> None:
+        """Warns of what a new trace did, and of a function that is compiled again and
+        again. A part of another program is not compiled by itself."""
+        warnings, self._warnings = self._warnings, []
+        new_traces, self.new_traces = self.new_traces, []
+        for text in warnings:
+            warn(text)
         program: Any = self._program()
-        if program is None or not program.storm.is_watched:
+        if not new_traces or program is None or not program.storm.is_watched:
             return
-        new = set(map(id, new_traces))
-        before = [trace for trace in program.traces() if id(trace) not in new]
         arrays = () if at_top_level() else jtu.tree_leaves(out)[:1]
-        if any(known_array(x) is None for x in arrays):
-            return
-        text = None
-        with contextlib.suppress(Exception):  # such as one of a user's `__repr__`
-            if not before:
-                text = program.storm.first_warning(program)
-                new_traces = []
-            for trace in new_traces:
-                retrace = explain(program.name, trace, before, SEARCHED_AT_RETRACE)
-                text = program.storm.warning(retrace) or text
-        if text is not None:
-            warn(text, RetraceWarning)
-
-    def _jit(self, program: Any, fun: Any, layout: Layout) -> Any:
-        """The `jax.jit`-ed function of groups of arrays."""
-        skeleton, opaque, outputs = self.skeleton, program.opaque, self.outputs
-        data_labels = [label for label in skeleton.labels if label is not STATIC]
-        labels = [label for label, _ in itertools.groupby(data_labels)]
-        donates = DONATE in labels
-        shardings = program.shardings
-        # `self` holds `traced`, so a weak reference avoids a cycle through JAX's caches.
-        self_reference = weakref.ref(self)
-
-        def traced(*groups):
-            own: Any = self_reference()
-            # With JIT disabled, JAX traces for the stages only.
-            is_run = jit_is_disabled() and expected.specialization is not own
-            trace = None
-            # At top level, JAX does not trace: it runs the function to locate a NaN.
-            if not is_run and not at_top_level():
-                if donates and expected.specialization is not own:
-                    raise UnexpectedTrace
-                avals = [jax.typeof(x) for group in groups for x in group]
-                trace = trace_of(own._arguments, skeleton, avals)
-            parts: dict[Hashable, list[Any]] = {label: [] for label in labels}
-            for label, group in zip(labels, groups, strict=True):
-                parts[label] += group
-            tree, args, kwargs = merge(parts, skeleton)
-            fun = opaque() if tree is None else tree
-            instance = getattr(fun, "__self__", None) if tree is None else None
-            assignments = Assignments([*skeleton.statics, instance])
-            out = call_rebuilt(fun, *args, **kwargs)
-            if is_run:
-                return out, {None: ()}
-            if shardings is not None:
-                result = shardings.take_apart(out, outputs)
-            else:
-                arrays, number = outputs.take_apart(out)
-                result = arrays, {number: ()}
-            if trace is not None:  # only now, as JAX forgets a trace that fails
-                own.traces.append(trace)
-                own.new_traces.append(trace)
-                own._warnings.extend(assignments.warnings(name_of(fun)))
-            return result
-
-        def names():
-            own = self_reference()
-            return None if own is None else data_names(own._arguments, skeleton)
-
-        show_as(traced, fun, names)
-        options = dict(program.options)
-        options["donate_argnums"] = [i for i, x in enumerate(labels) if x == DONATE]
-        if shardings is None:
-            return jax.jit(traced, **options)
-        return shardings.jit(traced, layout, skeleton, **options)
+        if all(known_array(x) is not None for x in arrays):
+            new = set(map(id, new_traces))
+            before = [trace for trace in program.traces() if id(trace) not in new]
+            if text := program.storm.warning(program, new_traces, before):
+                warn(text, RetraceWarning)
 
 
 class UnexpectedTrace(Exception):
@@ -250,18 +243,3 @@ class _Expected(threading.local):
 
 
 expected = _Expected()
-
-
-def traits_of(groups: Sequence[Any]) -> list[Any]:
-    """Equal for calls that JAX runs by the same program."""
-    return [tuple(map(_traits, group)) for group in groups]
-
-
-def _traits(x: Any) -> Any:
-    """What the compiled program depends on for one array."""
-    stored = stored_as(x)
-    try:
-        traits = stored.aval, stored.sharding
-    except AttributeError:  # an array of NumPy
-        return x.shape, x.dtype
-    return traits if stored is x else (x.dtype, *traits)

@@ -22,10 +22,9 @@ from .._core.difference import differences
 from .._errors import DonationError, did_you_mean
 from .._tree.arrays import describe_array, jax_struct_of
 from .._tree.splitting import STATIC
-from .checks import raise_explained, wait_for
-from .donating import Deletion
-from .donation import check_not_fatal, check_unused, lower_silently, unusable
-from .layout import Layout
+from .checks import check_not_fatal, check_unused, raise_explained, wait_for
+from .donation import Deletion, lower_silently
+from .layout import CallLayout
 from .specialization import Specialization
 
 _P = ParamSpec("_P")
@@ -41,8 +40,8 @@ class AheadOfTime:
     # The `Jitted`, and the compiled function that serves the call.
     jitted: Any
     specialization: Specialization
-    # How the arguments were passed, and the leaves: see `Layout.named_leaves`.
-    layout: Layout
+    # How the arguments were passed, and the leaves: see `CallLayout.named_leaves`.
+    layout: CallLayout
     named: Sequence[tuple[str, Any, bool]]
     # The platform of the first array committed to a device, else JAX's default.
     platform: str
@@ -199,7 +198,7 @@ class Lowered(_Stage[_P, _T]):
         if call.layout.donates:
             buffers = buffers_of(self.lowered, compiled)
         if donation.inspects_first:
-            donation.report_unusable(unusable(call.named, buffers, donation))
+            donation.report_unusable(call.named, buffers)
         return Compiled(compiled, call, buffers)
 
     def __repr__(self) -> str:
@@ -229,7 +228,7 @@ class Compiled(_Stage[_P, _T]):
         self._program = program = call.jitted._program
         self._tree = call.jitted._tree
         # The layout and the static key of the last call that was validated.
-        self._fitting: tuple[Layout | None, Any] = None, None
+        self._fitting: tuple[CallLayout | None, Any] = None, None
         # For each data leaf: what happens to its buffer, `None` if JAX does not say.
         self._outcomes = buffers or [None] * len(call.named)
         # If it donates: the indices of data leaves that it does not use, which JAX does
@@ -275,7 +274,7 @@ class Compiled(_Stage[_P, _T]):
             self._deletion.finish(layout, leaves, None, lambda *_: self._outcomes)
         return self._call.specialization.outputs.tree(out)
 
-    def _require_fit(self, layout: Layout, leaves: list[Any]) -> None:
+    def _require_fit(self, layout: CallLayout, leaves: list[Any]) -> None:
         """Raises unless the structure and static leaves are those compiled for."""
         call = self._call
         skeleton = layout.skeleton(leaves)
@@ -290,7 +289,7 @@ class Compiled(_Stage[_P, _T]):
             raise self._unfit(first)
         self._fitting = layout, layout.static_key(leaves)
 
-    def _require_types(self, layout: Layout, leaves: list[Any]) -> None:
+    def _require_types(self, layout: CallLayout, leaves: list[Any]) -> None:
         """Raises unless shapes and dtypes are those compiled for. JAX's error asks for
         another reason, and does not say what to do."""
         given = layout.take_data(leaves)
