@@ -25,8 +25,8 @@ from .._tree.strict import (
     is_compared_as_tree,
     strictly_same,
 )
+from .base import global_name, is_global
 from .difference import Leaf, static_fields, tree_of
-from .pickling import global_name, is_global
 
 Table = dict[str, Any]
 

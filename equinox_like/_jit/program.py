@@ -23,8 +23,7 @@ from typing import Any, Final, NamedTuple
 import jax.tree_util as jtu
 
 from .._compat.tracing import at_top_level
-from .._core.base import Transformed
-from .._core.caches import on_clear
+from .._core.base import Transformed, on_clear
 from .._module.construct import filled
 from .._module.module import BoundMethod
 from .._tree.cycles import check_no_cycles

@@ -1,7 +1,7 @@
 """The donation report: what a call would donate, and the memory it would need."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -9,7 +9,6 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .._compat.lowered import Buffer, buffers_of
-from .._core.table import table_lines
 from .._tree.arrays import describe_array
 from .._tree.nodes import path_str
 from .stages import Lowered
@@ -226,3 +225,21 @@ def _why_unusable(row: DonationRow, outputs: list[OutputRow]) -> str:
 def _bytes_on_a_device(shape: Any, dtype: Any, sharding: Any) -> int:
     part = sharding.shard_shape(shape) if sharding is not None else shape
     return math.prod(part) * dtype.itemsize
+
+
+def table_lines(
+    rows: Sequence[Sequence[str]], right_aligned: Collection[int] = ()
+) -> list[str]:
+    """One line for each row. The columns `right_aligned` are aligned on the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [_line(cells, widths, right_aligned) for cells in rows]
+
+
+def _line(
+    cells: Sequence[str], widths: list[int], right_aligned: Collection[int]
+) -> str:
+    parts = [
+        cell.rjust(width) if i in right_aligned else cell.ljust(width)
+        for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    ]
+    return "  ".join(parts).rstrip()

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import jax
 
 from .._compat.tracing import settings, trace_context
-from .._core.caches import on_clear
+from .._core.base import on_clear
 from .._core.context import Context, values_here
 from .._core.difference import FEW, MANY, Arguments, Difference, differences
 from .._environment import WARNS_OF_RETRACES

@@ -16,7 +16,7 @@ import numpy as np
 
 from .._annotations import signature_of
 from .._compat.tracing import at_top_level, jit_is_disabled
-from .._core.caches import on_clear
+from .._core.base import on_clear
 from .._jit import filter_jit
 from .._jit.donation import Donate
 from .._module.values import JITTED

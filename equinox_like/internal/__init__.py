@@ -9,7 +9,7 @@ from .._arrays import (
     nextafter as nextafter,
     prevbefore as prevbefore,
 )
-from .._core.documentation import (
+from .._core.show_as import (
     doc_remove_args as doc_remove_args,
     doc_repr as doc_repr,
 )
