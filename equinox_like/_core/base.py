@@ -1,4 +1,4 @@
-"""`Transformed`, the base class of all transformed functions, and helpers for them.
+"""`Transformed`, the base of all transformed functions: their errors, pickling, caches.
 
 A transformed function is a Module. If it wraps a callable pytree, for example a model,
 that is its subtree. Any other callable is part of its structure, and so are all
@@ -13,7 +13,6 @@ import os
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overload
 
 import jax
@@ -61,7 +60,7 @@ class Transformed(Function, Generic[_P, _T]):
     _passes_calls_on_ = True
     # The class of the bound method, when `self` is read from an instance.
     _binds_as_ = Partial
-    _shown_fields_ = MappingProxyType({"_tree": "__wrapped__"})
+    _shown_fields_ = types.MappingProxyType({"_tree": "__wrapped__"})
 
     # One of the two is the wrapped callable, the other one is `None`.
     _tree: Any
@@ -236,23 +235,7 @@ def frames_hidden(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 # `nn` is left out: its frames show which layer of a model failed.
-_PRIVATE = tuple(
-    os.path.join(FOLDER, part)
-    for part in (
-        "_arrays.py",
-        "_call_path.py",
-        "_compat",
-        "_core",
-        "_io",
-        "_jit",
-        "_loops",
-        "_module",
-        "_runtime",
-        "_transforms",
-        "_tree",
-        "debug",
-    )
-)
+_PRIVATE = os.path.join(FOLDER, "_"), os.path.join(FOLDER, "debug")
 pass_over(_PRIVATE)
 
 

@@ -1,4 +1,4 @@
-"""Describes a tree without its arrays by texts, to be compared in another process.
+"""Describes the structure and static leaves of a tree by texts, for another process.
 
 A treedef holds classes, and a static leaf may be any object, so neither can be written
 to a file. A table has a text instead for the path of each node, leaf and static field.

@@ -1,4 +1,4 @@
-"""Finds how two calls of one function differ outside their data, with the path of each.
+"""Finds how the structures and static leaves of two calls differ, with paths.
 
 JAX compares the data leaves, and names the one that differs. This file compares static
 leaves and the tree structure, when a compiled function is called with other arguments
@@ -201,14 +201,14 @@ def _limit(old: Any, new: Any) -> int:
     if isinstance(new, _SIMPLE):
         return FEW
     if callable(new) and not dataclasses.is_dataclass(new):
-        return FEW if _code_of(old) is _code_of(new) else 0
+        return FEW if _code_or_itself(old) is _code_or_itself(new) else 0
     return MANY
 
 
 _SIMPLE: Final = int | float | complex | str | bytes | tuple | list | dict | set
 
 
-def _code_of(fun: Any) -> Any:
+def _code_or_itself(fun: Any) -> Any:
     while isinstance(fun, functools.partial):
         fun = fun.func
     return getattr(inspect.unwrap(fun), "__code__", fun)
@@ -226,7 +226,8 @@ def _fix(old: Any, new: Any, is_field: bool) -> str:
     if isinstance(new, str):
         fixes.append("It is a string and so static: keep it fixed, or pass a number.")
     if callable(new) and (
-        _code_of(old) is _code_of(new) or _shown_name(old) == _shown_name(new)
+        _code_or_itself(old) is _code_or_itself(new)
+        or _shown_name(old) == _shown_name(new)
     ):
         fixes.append(_fix_of_function(new))
     return " ".join(fixes)

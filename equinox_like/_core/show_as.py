@@ -1,4 +1,8 @@
-"""Makes messages of JAX name the function of the user, and its arguments."""
+"""Shows functions in messages of JAX, by the names of the user, and in documentation.
+
+`doc_repr` and `doc_remove_args` have an effect only while the module `typing` has an
+attribute `GENERATING_DOCUMENTATION`, which a documentation generator sets.
+"""
 
 import inspect
 import types

@@ -1,4 +1,4 @@
-"""What is checked around a call: deleted arrays before it, its errors and checks after it.
+"""What is checked around a call: deleted arrays before it, errors and checks after it.
 
 A runtime check is a primitive that fails while the compiled program runs. JAX runs
 programs asynchronously, so the call may have returned by then. A call whose program
@@ -29,7 +29,7 @@ from .._errors import DonationError
 from .._tree.arrays import buffer_pointers, is_concrete, is_deleted
 from .._tree.deleted import check_not_deleted
 from .._tree.nodes import listed
-from .layout import CallLayout
+from .layout import CallLayout, Leaves, NamedLeaf
 
 # For each check primitive, what `register_check` got.
 registered_checks: Final[dict[Any, tuple[str, str, Callable[[str], Exception]]]] = {}
@@ -85,7 +85,7 @@ class _Fatal:
 fatal: Final = _Fatal()
 
 
-def check_not_fatal(layout: CallLayout, leaves: list[Any]) -> None:
+def check_not_fatal(layout: CallLayout, leaves: Leaves) -> None:
     """Raises for deleted arrays on several devices, which may crash the process."""
     data = layout.take_data(leaves)
     is_suspect = any(map(is_deleted, data)) or len(set(map(id, data))) < len(data)
@@ -93,7 +93,7 @@ def check_not_fatal(layout: CallLayout, leaves: list[Any]) -> None:
         check_unused(layout, leaves, range(len(data)))
 
 
-def check_unused(layout: CallLayout, leaves: list[Any], unused: Iterable[int]) -> None:
+def check_unused(layout: CallLayout, leaves: Leaves, unused: Iterable[int]) -> None:
     """Raises for unused arguments that are deleted, or donated in another place, too.
 
     JAX does not check arguments that the program does not use. `unused` has the indices
@@ -109,7 +109,7 @@ def check_unused(layout: CallLayout, leaves: list[Any], unused: Iterable[int]) -
 
 
 def check_not_shared(
-    named: Sequence[tuple[str, Any, bool]], error: Exception | None = None
+    named: Sequence[NamedLeaf], error: Exception | None = None
 ) -> None:
     """Raises if two arrays share a buffer, and one of them is donated."""
     seen: dict[Any, tuple[str, bool]] = {}
@@ -131,7 +131,7 @@ def are_any_sharded(leaves: Sequence[Any]) -> bool:
 
 
 def raise_explained(
-    error: BaseException, layout: CallLayout, leaves: list[Any]
+    error: BaseException, layout: CallLayout, leaves: Leaves
 ) -> NoReturn:
     """Raises `error`, raised by a call with these leaves, or what explains it better.
 
@@ -160,7 +160,7 @@ def _failed_check(error: BaseException) -> Exception | None:
     return None
 
 
-def raise_clearer(error: BaseException, layout: CallLayout, leaves: list[Any]) -> None:
+def raise_clearer(error: BaseException, layout: CallLayout, leaves: Leaves) -> None:
     """Raises a `DonationError` naming the leaf, if a donated array caused `error`.
 
     Raises a `FloatingPointError` if JAX has found a NaN, but cannot run the function
@@ -192,9 +192,7 @@ def _check_not_run_again(error: Exception) -> None:
         ) from error
 
 
-def _add_note_on_losses(
-    error: BaseException, named: Sequence[tuple[str, Any, bool]]
-) -> None:
+def _add_note_on_losses(error: BaseException, named: Sequence[NamedLeaf]) -> None:
     """Adds a note to `error` on which donated arrays were deleted."""
     donated = [(name, x) for name, x, is_donated in named if is_donated]
     if not any(is_concrete(x) for _, x in donated):
@@ -212,9 +210,7 @@ def _add_note_on_losses(
         error.add_note("No donated array is lost.")
 
 
-def _add_note_on_foreign_arrays(
-    error: Exception, named: Sequence[tuple[str, Any, bool]]
-):
+def _add_note_on_foreign_arrays(error: Exception, named: Sequence[NamedLeaf]):
     # JAX's message says that it is not an array, and advises `static_argnums`.
     for name, leaf, _ in named:
         if isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "OSUMm":

@@ -1,4 +1,4 @@
-"""Donation: what to donate, the inspection of a first call, and deletion after each call.
+"""Donation: what to donate, the inspection of a first call, deletion after each one.
 
 JAX warns of an unusable donation while it lowers, by its shape only, and after a call it
 deletes the arrays whose buffers XLA could reuse. So a call for which JAX has no program
@@ -41,7 +41,7 @@ from .checks import (
     fatal,
     raise_explained,
 )
-from .layout import CallLayout, add_bounded
+from .layout import CallLayout, Leaves, NamedLeaf, add_bounded
 from .specialization import Specialization, UnexpectedTrace, expected
 
 _T = TypeVar("_T")
@@ -53,6 +53,9 @@ Donate = Mode | tuple[str, ...]
 MODES: Final = get_args(Mode)
 # For each data leaf, what happens to its buffer; `None` if JAX does not say.
 Buffers = Sequence[int | Buffer | None]
+BuffersOf = Callable[[CallLayout, Leaves], Buffers]
+# The arguments of a compiled function: see `CallLayout.groups`.
+Groups = Sequence[Any]
 
 
 class Donation:
@@ -86,7 +89,7 @@ class Donation:
                 )
 
     def report_unusable(
-        self, named: Sequence[tuple[str, Any, bool]], buffers: Buffers | None
+        self, named: Sequence[NamedLeaf], buffers: Buffers | None
     ) -> None:
         """Raises or warns, depending on the mode, for leaves that no output reuses.
 
@@ -166,7 +169,7 @@ class DonatingSpecialization(Specialization):
         self._unused: set[int] = set()
         super().__init__(program, fun, layout, skeleton)
 
-    def run(self, layout: CallLayout, leaves: list[Any]) -> Any:
+    def run(self, layout: CallLayout, leaves: Leaves) -> Any:
         groups = (tuple(leaves),) if layout.is_whole else layout.groups(leaves)
         try:
             out = self._run_inspected(layout, leaves, groups)
@@ -181,9 +184,7 @@ class DonatingSpecialization(Specialization):
         self._deletion.finish(layout, leaves, number, self._inspect)
         return build(data)
 
-    def _run_inspected(
-        self, layout: CallLayout, leaves: list[Any], groups: Sequence[Any]
-    ) -> Any:
+    def _run_inspected(self, layout: CallLayout, leaves: Leaves, groups: Groups) -> Any:
         """Runs a call whose program was inspected; `None` for any other."""
         # For arrays with another sharding, JAX may recompile without a retrace. To check
         # every array would take half as long as the call, so only the first one is
@@ -198,21 +199,19 @@ class DonatingSpecialization(Specialization):
             check_unused(layout, leaves, self._unused)
         try:
             out = self.function(*groups)
+            self._place = place
+            return out
         except UnexpectedTrace:
-            out = None
+            pass
         except UserWarning as e:
             # If warnings are errors, JAX's is raised when this thread lowers what another
             # one has traced.
             if not UNUSABLE_DONATION.match(str(e)):
                 raise
-            out = None
-        if out is None:
-            forget_calls(self.function)
-        else:
-            self._place = place
-        return out
+        forget_calls(self.function)
+        return None
 
-    def _is_inspected(self, groups: Sequence[Any]) -> bool:
+    def _is_inspected(self, groups: Groups) -> bool:
         traits = _traits_of(groups)
         if traits != self._traits:
             if traits not in self._inspected:
@@ -222,9 +221,7 @@ class DonatingSpecialization(Specialization):
         self._traits = traits
         return True
 
-    def _first_run(
-        self, layout: CallLayout, leaves: list[Any], groups: Sequence[Any]
-    ) -> Any:
+    def _first_run(self, layout: CallLayout, leaves: Leaves, groups: Groups) -> Any:
         """Inspects a call for which JAX may have no program, and runs it."""
         check_unused(layout, leaves, range(len(layout.data_places)))
         self.compares_every_call |= are_any_sharded(leaves)
@@ -234,7 +231,7 @@ class DonatingSpecialization(Specialization):
             return lower_silently(lambda: self.function(*groups))
 
     def _inspect(
-        self, layout: CallLayout, leaves: list[Any], with_buffers: bool = True
+        self, layout: CallLayout, leaves: Leaves, with_buffers: bool = True
     ) -> Any:
         """What the program for a call makes of the buffers, if that is asked for.
 
@@ -261,7 +258,7 @@ class DonatingSpecialization(Specialization):
         return found
 
 
-def _traits_of(groups: Sequence[Any]) -> tuple[Any, ...]:
+def _traits_of(groups: Groups) -> tuple[Any, ...]:
     """Equal for calls that JAX runs by the same program."""
     return tuple(_traits(x) for group in groups for x in group)
 
@@ -278,23 +275,21 @@ def _traits(x: Any) -> Any:
 
 # An entry of `warnings.filters`: action, message, category, module, line.
 _HIDE: Final[Any] = ("ignore", UNUSABLE_DONATION, UserWarning, None, 0)
-_ATTEMPTS: Final = 6
 
 
-def lower_silently(lower: Callable[[], _T]) -> _T:
+def lower_silently(lower: Callable[[], _T], attempts: int = 6) -> _T:
     """Returns `lower()`, without JAX's warning of unusable donations.
 
     Another thread's `catch_warnings` may drop the filter. If the warning is then raised
     as an error, this lowers again.
     """
-    for _ in range(_ATTEMPTS - 1):
+    try:
         with _warning_hidden():
-            try:
-                return lower()
-            except UserWarning as e:
-                if not UNUSABLE_DONATION.match(str(e)):
-                    raise
-    return lower()
+            return lower()
+    except UserWarning as e:
+        if attempts == 1 or not UNUSABLE_DONATION.match(str(e)):
+            raise
+    return lower_silently(lower, attempts - 1)
 
 
 @contextlib.contextmanager
@@ -322,9 +317,7 @@ class Fate(enum.Enum):
 
     DELETED = "JAX has deleted it"
     USELESS = "no output could reuse it, so it is deleted here"
-    IN_PART = (
-        "NumPy holds a part of it; JAX may have deleted the parts on other devices"
-    )
+    IN_PART = "NumPy holds a part of it; JAX may have deleted the others"
     ALIVE = "it stays alive"
 
 
@@ -357,9 +350,9 @@ class Deletion:
     def finish(
         self,
         layout: CallLayout,
-        leaves: list[Any],
+        leaves: Leaves,
         number: int | None,
-        buffers_of: Callable[[CallLayout, list[Any]], Any],
+        buffers_of: BuffersOf,
     ) -> None:
         """After a call of the trace with this number.
 
@@ -385,9 +378,9 @@ class Deletion:
     def _fates(
         self,
         layout: CallLayout,
-        leaves: list[Any],
+        leaves: Leaves,
         deleted: Sequence[bool | None],
-        buffers_of: Callable[[CallLayout, list[Any]], Any],
+        buffers_of: BuffersOf,
     ) -> list[Fate]:
         """What becomes of each donated leaf, of which JAX has deleted some."""
         donated = layout.take_donated(leaves)
@@ -405,7 +398,7 @@ class Deletion:
                     fates[i] = Fate.USELESS
         return fates
 
-    def fail(self, layout: CallLayout, leaves: list[Any], error: BaseException) -> None:
+    def fail(self, layout: CallLayout, leaves: Leaves, error: BaseException) -> None:
         """After a call that raised `error`, unless an earlier call deleted the arrays."""
         if not isinstance(error, DonationError) and not is_deleted_array_error(error):
             kept = [Buffer.NOT_DONATED] * len(leaves)

@@ -39,7 +39,7 @@ from .._tree.nodes import describe_node
 from .._tree.partitioning import map_arrays
 from .checks import raise_clearer
 from .jit import Jitted, filter_jit
-from .layout import CallLayout, LayoutTable, chained
+from .layout import CallLayout, LayoutTable, Leaves, chained, data_names
 from .stages import as_platforms
 
 _P = ParamSpec("_P")
@@ -100,7 +100,8 @@ def filter_export(
     require_callable(fun, "filter_export")
     platforms = as_platforms(platforms, "platforms")
     jitted: Any = fun if isinstance(fun, Jitted) else filter_jit(fun)
-    jitted = jitted._with_donation("none")  # a loaded program donates no buffers
+    # A loaded program donates no buffers.
+    jitted = Jitted(jitted._held_, "none", jitted._program.jitkwargs)
 
     @frames_hidden
     def export(*args: Any, **kwargs: Any) -> Any:
@@ -163,7 +164,9 @@ def deserialize_export(
     header, program = read(bytes(data))
     try:
         exported = jax.export.deserialize(bytearray(program))
-        call = _Call(**{field: header[field] for field in _Call._fields})
+        call = _ExportedCall(
+            **{field: header[field] for field in _ExportedCall._fields}
+        )
         out = decode(call.code) if like is None and type(call.code) is list else like
         loaded = Exported(exported, call, _without_data(out))
     except (AttributeError, KeyError, TypeError, IndexError) as e:
@@ -177,7 +180,7 @@ def deserialize_export(
     return loaded
 
 
-class _Call(NamedTuple):
+class _ExportedCall(NamedTuple):
     """A description of the exported call, without objects of the exporting process."""
 
     name: str
@@ -194,7 +197,7 @@ class Exported(Generic[_P, _T]):
     `exported` is JAX's own object, a function of a dictionary of arrays.
     """
 
-    def __init__(self, exported: Any, call: _Call, output: Template):
+    def __init__(self, exported: Any, call: _ExportedCall, output: Template):
         """`output` is that of the function, without its arrays."""
         self.exported = exported
         self._call = call
@@ -257,7 +260,7 @@ class Exported(Generic[_P, _T]):
     def __repr__(self) -> str:
         return f"<{self._call.name}, exported for {', '.join(self.platforms)}>"
 
-    def _require_fit(self, layout: CallLayout, leaves: list[Any]) -> None:
+    def _require_fit(self, layout: CallLayout, leaves: Leaves) -> None:
         """Raises unless the structure and static leaves are those exported for."""
         given = _describe_arguments(layout, leaves)
         found = first_difference(self._call.arguments, given)
@@ -273,18 +276,18 @@ class Exported(Generic[_P, _T]):
 
 
 def _export(jitted, args, kwargs, platforms, disabled_checks) -> Exported:
-    specialization, layout, leaves = jitted._program.prepare(
-        (jitted._tree, args, kwargs)
-    )
+    prepared = jitted._program.prepare((jitted._tree, args, kwargs))
+    specialization, layout, leaves = prepared
     groups = layout.groups(leaves)
     data, count = chained(groups), layout.number_of_own_data
-    own, given, names = data[:count], data[count:], layout.data_names[count:]
+    own, given = data[:count], data[count:]
+    names = data_names(layout.arguments, layout)[count:]
     returned = []
 
     def traced(arrays):
         values = iter([*own, *(arrays[name] for name in names)])
         parts = [tuple(next(values) for _ in group) for group in groups]
-        out = specialization.outputs.tree(specialization.function(*parts))
+        out = specialization.output(specialization.function(*parts))
         out = jtu.tree_map(_number_of, out)
         returned.append(map_arrays(struct_of, out))
         return [x for x in jtu.tree_leaves(out) if is_array(x)]
@@ -316,7 +319,7 @@ def _export(jitted, args, kwargs, platforms, disabled_checks) -> Exported:
         code = encode("out", out)
     except ValueError as e:
         code = str(e)
-    call = _Call(
+    call = _ExportedCall(
         name_of(jitted.__wrapped__),
         _parameters_of(signature_of(jitted.__wrapped__)),
         names,
@@ -346,7 +349,7 @@ def _without_data(out: Any) -> Template:
     return rest
 
 
-def _describe_arguments(layout: CallLayout, leaves: list[Any]) -> Table:
+def _describe_arguments(layout: CallLayout, leaves: Leaves) -> Table:
     _, *arguments = trees(layout.arguments, layout.skeleton(leaves))
     table: Table = {}
     for name, tree in arguments:

@@ -28,14 +28,12 @@ from .._tree.arrays import is_concrete
 from .._tree.cycles import name_cycle
 from .._tree.require import check_options
 from .._typing import NOT_GIVEN, JitOptions
-from .checks import holds_check, raise_explained
-from .donation import Donate, DonatingSpecialization, Donation, check_mode
-from .layout import CallLayout
+from .checks import holds_check
+from .donation import Donate, Donation, check_mode
 from .program import Program, Settings, is_opaque, owner_of_programs, program_of
 from .report import DonationReport, report_on
 from .retrace import Retrace, explain, trace_to_be
 from .shardings import OPTIONS, Shardings
-from .specialization import Specialization
 from .stages import AheadOfTime, Lowered, Traced, platform_of_call
 
 _P = ParamSpec("_P")
@@ -205,14 +203,14 @@ class Jitted(Transformed[_P, _T]):
 
         Arguments are as for a call; a `jax.ShapeDtypeStruct` may stand for an array.
         """
-        call = self._tree, args, kwargs
-        specialization, layout, leaves = self._program.prepare(call)
+        call = self._program.prepare((self._tree, args, kwargs))
         # Not the leaves themselves: a stage may live long and would keep their memory.
-        named = layout.named_leaves(list(map(_struct_of, leaves)))
-        traced = self._stage("trace", specialization, layout, leaves)
-        waits = holds_check(traced.jaxpr)
-        platform = platform_of_call(leaves)
-        stage = AheadOfTime(self, specialization, layout, named, platform, waits)
+        named = call.layout.named_leaves(list(map(_struct_of, call.leaves)))
+        traced = call.stage("trace")
+        waits, platform = holds_check(traced.jaxpr), platform_of_call(call.leaves)
+        stage = AheadOfTime(
+            self, call.specialization, call.layout, named, platform, waits
+        )
         return Traced(traced, stage)
 
     @frames_hidden
@@ -229,10 +227,8 @@ class Jitted(Transformed[_P, _T]):
 
         Nothing is compiled or run. A `jax.ShapeDtypeStruct` may stand for an array.
         """
-        call = self._tree, args, kwargs
-        specialization, layout, leaves = self._program.prepare(call)
-        out = self._stage("eval_shape", specialization, layout, leaves)
-        return specialization.outputs.fill(out)
+        call = self._program.prepare((self._tree, args, kwargs))
+        return call.specialization.fill(call.stage("eval_shape"))
 
     @frames_hidden
     def explain(self, /, *args: Any, **kwargs: Any) -> Retrace | None:
@@ -272,37 +268,16 @@ class Jitted(Transformed[_P, _T]):
         if self._program.donation.is_any:
             self._program.without_donation.clear(structure)
 
-    def _stage(
-        self,
-        name: str,
-        specialization: Specialization,
-        layout: CallLayout,
-        leaves: list[Any],
-    ) -> Any:
-        if isinstance(specialization, DonatingSpecialization):
-            specialization.compares_every_call = True
-        try:
-            return specialization.stage(name, layout, leaves)
-        except Exception as e:
-            raise_explained(e, layout, leaves)
-        finally:
-            specialization.new_traces.clear()  # a stage for each shape is no accident
-
     def _shown_around_(self) -> tuple[str, str]:
         start, end = super()._shown_around_()
         return start, f", donate={self._program.donate!r}{end}"
-
-    def __reduce__(self):
-        return self._made_by_()
 
     def _made_by_(self) -> tuple[Any, tuple[Any, ...]]:
         # Not `__wrapped__`, which for `filter_pmap` is the function before that.
         program = self._program
         return type(self), (self._held_, program.donate, program.jitkwargs)
 
-    def _with_donation(self, donate: Donate) -> "Jitted[_P, _T]":
-        """An equal function, but with this `donate`."""
-        return Jitted(self._held_, donate, self._program.jitkwargs)
+    __reduce__ = _made_by_
 
 
 def _struct_of(x: Any) -> Any:

@@ -31,7 +31,18 @@ from .._tree.splitting import STATIC, Skeleton, leaf_names, make_skeleton
 from .._tree.strict import strict_key
 from .._tree.structure import StaticLeaf
 
+# The callable if it is a pytree, the positional and the keyword arguments.
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
+# The leaves of a call, in the order that its layout expects.
+Leaves = list[Any]
+
+
+class NamedLeaf(NamedTuple):
+    """A data leaf of a call, with an expression such as `model.weight`."""
+
+    name: str
+    value: Any
+    is_donated: bool
 
 
 class _Argument(NamedTuple):
@@ -100,63 +111,61 @@ DONATE: Final = "donate"
 KEEP: Final = "keep"
 
 
+class _Leaf(NamedTuple):
+    """Where one leaf goes."""
+
+    label: Any  # its group, or `STATIC`
+    # Its index among the leaves of our registry. Or `None`, if it is a static leaf that is
+    # a part of the structure there, which is kept here.
+    place: int | None
+    fixed: Any
+    argument: int
+
+
 class CallLayout:
     """How the leaves of `(callable, args, kwargs)` go to the groups of a skeleton."""
 
-    def __init__(
-        self,
-        treedef: Any,
-        labels: Sequence[Any],
-        places: Sequence[Any],
-        embedded: Sequence[Any],
-        arguments: Arguments,
-    ):
-        """**Arguments:**
-
-        - `treedef`: JAX's treedef of the call in canonical form.
-        - `labels`: for each of its leaves, in order, its group or `STATIC`.
-        - `places`: for each leaf, its index among the leaves of our registry; `None`
-            for a static leaf that is part of the structure there.
-        - `embedded`: the static leaves whose place is `None`, and anything elsewhere.
-        - `arguments`: the name and the number of leaves of each argument.
-        """
+    def __init__(self, treedef: Any, leaves: Sequence[_Leaf], arguments: Arguments):
+        """`treedef` is JAX's treedef of the call in canonical form, and `leaves` are in
+        its order. `arguments` are the name and the number of leaves of each argument."""
         self.treedef = treedef
-        self.labels = tuple(labels)
         self.arguments = arguments
-        self.donates = DONATE in self.labels
-        self._places = places
-        self._embedded = embedded
-        self._count = len(places) - list(places).count(None)
-        placed = list(zip(labels, places, strict=True))
-        runs = [[i for _, i in run] for _, run in groups_of(placed)]
-        # Whether all leaves, in the order they come, form the only group.
-        self.is_whole = [list(range(self._count))] == runs
+        self._leaves = leaves
+        self.labels = tuple(leaf.label for leaf in leaves)
+        runs: Any = [[leaf.place for leaf in run] for _, run in groups_of(leaves)]
         self._takes = [_getter(run) for run in runs]
-        self.take_donated = _getter([i for label, i in placed if label == DONATE])
-        self.take_kept = _getter([i for label, i in placed if label == KEEP])
-        # The indices, among the leaves of a call, of the data and of the static leaves.
-        self.data_places = [i for label, i in placed if label is not STATIC]
-        self._are_donated = [label == DONATE for label in labels if label is not STATIC]
-        self._static_places = [
-            i for label, i in placed if label is STATIC and i is not None
-        ]
+        # Whether all leaves, in the order they come, form the only group.
+        count = sum(leaf.place is not None for leaf in leaves)
+        self.is_whole = [list(range(count))] == runs
+        data = [leaf for leaf in leaves if leaf.label is not STATIC]
+        # The indices of the data among the leaves of a call.
+        self.data_places: Any = [leaf.place for leaf in data]
+        self._are_donated = [leaf.label == DONATE for leaf in data]
+        donated: Any = [leaf for leaf in data if leaf.label == DONATE]
+        self.donates = bool(donated)
+        self.arguments_of_donated = [leaf.argument for leaf in donated]
+        self.take_donated = _getter([leaf.place for leaf in donated])
+        kept: Any = [leaf.place for leaf in data if leaf.label == KEEP]
+        self.take_kept = _getter(kept)
+        statics = [leaf.place for leaf in leaves if leaf.label is STATIC]
+        self._static_places = [i for i in statics if i is not None]
         self._take_statics = _getter(self._static_places)
         # The compiled function if there are no static leaves; else those by static key.
         self.only: Any = None
         self._known: dict[Any, Any] = {}
 
-    def groups(self, leaves: list[Any]) -> list[Any]:
+    def groups(self, leaves: Leaves) -> list[Any]:
         """The arguments of the compiled function: one sequence of arrays per group."""
         return [tuple(take(leaves)) for take in self._takes]
 
-    def find(self, leaves: list[Any]) -> Any:
+    def find(self, leaves: Leaves) -> Any:
         """The compiled function for the static leaves among these, if there is one."""
         try:
             return self._known.get(self.static_key(leaves))
         except TypeError:
             return None  # a static leaf is unhashable, which `skeleton` reports
 
-    def remember(self, leaves: list[Any], specialization: Any) -> None:
+    def remember(self, leaves: Leaves, specialization: Any) -> None:
         """Caches the compiled function for the static leaves among `leaves`."""
         if self._static_places:
             add_bounded(self._known, self.static_key(leaves), specialization)
@@ -171,22 +180,21 @@ class CallLayout:
             if kept is specialization:
                 self._known.pop(key, None)
 
-    def static_key(self, leaves: list[Any]) -> Any:
+    def static_key(self, leaves: Leaves) -> Any:
         """The cache key of the static leaves. Values of different types differ."""
         return strict_key(self._take_statics(leaves))
 
-    def skeleton(self, leaves: list[Any]) -> Skeleton:
+    def skeleton(self, leaves: Leaves) -> Skeleton:
         """The structure and static leaves of a call."""
-        statics = []
-        for label, i, value in zip(
-            self.labels, self._places, self._embedded, strict=True
-        ):
-            if label is STATIC:
-                statics.append(value if i is None else leaves[i])
+        statics = [
+            leaf.fixed if leaf.place is None else leaves[leaf.place]
+            for leaf in self._leaves
+            if leaf.label is STATIC
+        ]
         names = functools.partial(_names, self.treedef, self.arguments)
         return make_skeleton(self.treedef, self.labels, statics, names)
 
-    def take_data(self, leaves: list[Any]) -> list[Any]:
+    def take_data(self, leaves: Leaves) -> list[Any]:
         """The data leaves."""
         return [leaves[i] for i in self.data_places]
 
@@ -195,28 +203,16 @@ class CallLayout:
         return list(itertools.compress(values, self._are_donated))
 
     @property
-    def arguments_of_donated(self) -> list[int]:
-        """For each donated leaf, the number of its argument."""
-        sizes = [size for _, size in self.arguments]
-        numbers = (n for n, size in enumerate(sizes) for _ in range(size))
-        labelled = zip(numbers, self.labels, strict=True)
-        return [n for n, label in labelled if label == DONATE]
-
-    @property
     def number_of_own_data(self) -> int:
         """The number of data leaves in the callable itself. They come first."""
         _, size = self.arguments[0]
         return sum(label is not STATIC for label in self.labels[:size])
 
-    @property
-    def data_names(self) -> list[str]:
-        """The names of the leaves that are data."""
-        return data_names(self.arguments, self)
-
-    def named_leaves(self, leaves: list[Any]) -> list[tuple[str, Any, bool]]:
-        """For each data leaf: its name, its value, and whether it is donated."""
+    def named_leaves(self, leaves: Leaves) -> list[NamedLeaf]:
         data = self.take_data(leaves)
-        return list(zip(self.data_names, data, self._are_donated, strict=True))
+        return [
+            *map(NamedLeaf, data_names(self.arguments, self), data, self._are_donated)
+        ]
 
 
 def with_methods(call: Call) -> Call:
@@ -283,7 +279,7 @@ class LayoutTable:
         self._donates = donates
         self.by_structure: dict[Any, LayoutsByTypes] = {}
 
-    def fit(self, call: Call) -> tuple[CallLayout, list[Any]]:
+    def fit(self, call: Call) -> tuple[CallLayout, Leaves]:
         """The layout of a call, and its leaves in the order that it expects."""
         leaves, structure = registry.flatten(call)
         layout = self._find(structure, leaves)
@@ -295,11 +291,11 @@ class LayoutTable:
             layout = self.add(call, leaves, structure)
         return layout, leaves
 
-    def _find(self, structure: Any, leaves: list[Any]) -> CallLayout | None:
+    def _find(self, structure: Any, leaves: Leaves) -> CallLayout | None:
         known = self.by_structure.get(structure)
         return known and known.layouts.get(tuple(map(type, known.take_unknown(leaves))))
 
-    def add(self, call: Call, leaves: list[Any], structure: Any) -> CallLayout:
+    def add(self, call: Call, leaves: Leaves, structure: Any) -> CallLayout:
         """Makes the layout of a call, and caches it."""
         expanded = registry.expand(structure)
         layout = self.make(call, expanded)
@@ -336,21 +332,17 @@ class LayoutTable:
             _raise_late_registration(expanded)
         counter = itertools.count()
         where = [None if type(x) is StaticLeaf else next(counter) for x in expanded]
-        order, labels = [], []
-        for argument in arguments:
+        table = []
+        for number, argument in enumerate(arguments):
             group = DONATE if argument.is_donated else KEEP
-            order += argument.span
             for i in argument.span:
                 # A tracer is always data, because it would leak as a static value.
                 is_dynamic = is_data(leaves[i]) or isinstance(leaves[i], Tracer)
-                labels.append(group if is_dynamic else STATIC)
-        return CallLayout(
-            jtu.tree_structure(canonical),
-            labels,
-            [where[i] for i in order],
-            [leaves[i] if where[i] is None else None for i in order],
-            [(argument.name, len(argument.span)) for argument in arguments],
-        )
+                fixed = leaves[i] if where[i] is None else None
+                label = group if is_dynamic else STATIC
+                table.append(_Leaf(label, where[i], fixed, number))
+        names = [(argument.name, len(argument.span)) for argument in arguments]
+        return CallLayout(jtu.tree_structure(canonical), table, names)
 
     def forget(self, specialization: Any) -> None:
         for known in list(self.by_structure.values()):
@@ -360,9 +352,9 @@ class LayoutTable:
     def clear(self, tree_structure: Any) -> None:
         """Drops the layouts of callables of this structure."""
         for structure, known in list(self.by_structure.items()):
-            for types_, layout in list(known.layouts.items()):
+            for kinds, layout in list(known.layouts.items()):
                 if layout.treedef.children()[0] == tree_structure:
-                    known.layouts.pop(types_, None)
+                    known.layouts.pop(kinds, None)
             if not known.layouts:
                 self.by_structure.pop(structure, None)
 

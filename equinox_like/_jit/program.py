@@ -1,4 +1,4 @@
-"""All compiled functions of one callable with one set of options: the hot path of a call.
+"""All compiled functions of one callable: the steps of a call, and who owns them.
 
 A call flattens its arguments in C++ (`_tree/cached.py`). It looks up the layout for
 their structure (`layout.py`), then the specialization for their static leaves
@@ -11,13 +11,13 @@ finds what was compiled, and all of it is freed with the callable. A global
 garbage collector cannot free such a cycle through a global table.
 """
 
-import dataclasses
 import functools
 import inspect
 import threading
 import types
 import weakref
 from collections.abc import Callable
+from types import NoneType
 from typing import Any, Final, NamedTuple
 
 import jax.tree_util as jtu
@@ -33,8 +33,9 @@ from .._tree.registry import registry
 from .._tree.splitting import Skeleton
 from .._tree.strict import ByIdentity, strict_key, strict_treedef
 from .._tree.structure import cached_types
+from .checks import raise_explained
 from .donation import Donate, DonatingSpecialization, Donation
-from .layout import Call, CallLayout, LayoutTable, add_bounded, with_methods
+from .layout import Call, CallLayout, LayoutTable, Leaves, add_bounded, with_methods
 from .retrace import Storm, Trace
 from .shardings import OPTIONS, Shardings
 from .specialization import Specialization
@@ -87,8 +88,8 @@ class Program:
             leaves, structure = flatten(call)
             known = self._by_structure.get(structure)
             if known is not None:
-                types_ = tuple(map(type, known.take_unknown(leaves)))
-                layout = known.layouts.get(types_)
+                kinds = tuple(map(type, known.take_unknown(leaves)))
+                layout = known.layouts.get(kinds)
                 if layout is not None:
                     specialization = layout.only or layout.find(leaves)
                     if specialization is not None:
@@ -101,30 +102,29 @@ class Program:
 
         JAX traces the function in `run`, if it has no trace for the types of the arrays.
         """
-        self._check_no_cycles(call)
+        check_no_cycles(self._function(call), *call[1:])
         layout, leaves = self.layouts.fit(call)
         specialization = self._specialize(layout, leaves, call)
         layout.remember(leaves, specialization)
         return specialization.run(layout, leaves)
 
-    def prepare(self, call: Call) -> tuple[Specialization, CallLayout, list[Any]]:
+    def prepare(self, call: Call) -> "Prepared":
         """What a call would run, which may hold a `jax.ShapeDtypeStruct`."""
         layout, leaves = self.layout_of(call)
-        return self._specialize(layout, leaves, call), layout, leaves
+        return Prepared(self._specialize(layout, leaves, call), layout, leaves)
 
-    def layout_of(self, call: Call) -> tuple[CallLayout, list[Any]]:
+    def layout_of(self, call: Call) -> tuple[CallLayout, Leaves]:
         """The layout and leaves of a call that may hold a `jax.ShapeDtypeStruct`."""
-        self._check_no_cycles(call)
+        check_no_cycles(self._function(call), *call[1:])
         call = with_methods(call)
         layout = self.layouts.make(call, is_data=is_array_or_struct)
         return layout, jtu.tree_leaves(call)
 
-    def _check_no_cycles(self, call: Call) -> None:
-        tree, args, kwargs = call
-        check_no_cycles(self.opaque() if tree is None else tree, args, kwargs)
+    def _function(self, call: Call) -> Any:
+        return self.opaque() if call[0] is None else call[0]
 
     def _specialize(
-        self, layout: CallLayout, leaves: list[Any], call: Call
+        self, layout: CallLayout, leaves: Leaves, call: Call
     ) -> Specialization:
         """The compiled function for the structure and static leaves of a call."""
         skeleton = layout.skeleton(leaves)
@@ -133,8 +133,7 @@ class Program:
             found = self._specializations.get(skeleton)
             if found is None:
                 kind = DonatingSpecialization if layout.donates else Specialization
-                fun = self.opaque() if call[0] is None else call[0]
-                found = kind(self, fun, layout, skeleton)
+                found = kind(self, self._function(call), layout, skeleton)
                 if old := add_bounded(self._specializations, skeleton, found):
                     self._forget(old)
         return found
@@ -168,15 +167,34 @@ class Program:
         return [t for s in specializations for t in list(s.traces)]
 
 
+class Prepared(NamedTuple):
+    """A call up to the trace."""
+
+    specialization: Specialization
+    layout: CallLayout
+    leaves: Leaves
+
+    def stage(self, name: str) -> Any:
+        """`trace`, `lower` or `eval_shape` of the function."""
+        specialization, layout, leaves = self
+        specialization.compares_every_call = True  # JAX gets a trace without inspection
+        try:
+            return specialization.stage(name, layout, leaves)
+        except Exception as e:
+            raise_explained(e, layout, leaves)
+        finally:
+            specialization.new_traces.clear()  # a stage for each shape is no accident
+
+
 class Programs:
     """The programs of one callable, by their options."""
 
-    __slots__ = ("__weakref__", "_all", "_lock", "_owner")
+    __slots__ = ("__weakref__", "_lock", "_owner", "all")
 
     def __init__(self, owner: Any):
-        self._all: dict[Any, Program] = {}
+        self.all: dict[Any, Program] = {}
         self._lock = threading.RLock()
-        self._owner = weakref.ref(owner) if owner is not None else _nothing
+        self._owner = weakref.ref(owner) if owner is not None else NoneType
         with _lock:
             _all_programs.add(self)
 
@@ -191,9 +209,9 @@ class Programs:
         try:
             options = key, parameters, donate, shardings, strict_key(rest)
             with self._lock:
-                found = self._all.get(options)
+                found = self.all.get(options)
                 if found is None:
-                    found = self._all[options] = Program(opaque, settings)
+                    found = self.all[options] = Program(opaque, settings)
                 return found
         except TypeError:  # an option is unhashable
             return Program(opaque, settings)
@@ -201,21 +219,11 @@ class Programs:
     def is_of(self, owner: Any) -> bool:
         return self._owner() is owner
 
-    def clear(self) -> None:
-        self._all.clear()
-
     def __repr__(self) -> str:  # shown in errors about mismatched static fields
         return "<programs>"
 
-    def __reduce__(self) -> Any:  # pickled with the function's attributes, as `None`
-        return _nothing, ()
-
-    def __deepcopy__(self, memo: Any) -> None:
-        return None
-
-
-def _nothing() -> None:
-    return None
+    def __reduce__(self) -> Any:  # with the function's attributes, as `None`
+        return NoneType, ()
 
 
 _all_programs: weakref.WeakSet[Programs] = weakref.WeakSet()
@@ -229,7 +237,7 @@ def _forget_programs() -> None:
     with _lock:  # another thread may wrap a function
         found = list(_all_programs)
     for programs in found:
-        programs.clear()
+        programs.all.clear()
     _by_key.clear()
 
 
@@ -239,7 +247,7 @@ def program_of(fun: Any, tree: Any, settings: Settings) -> Program:
         owner, key = tree, None
         if type(tree) is BoundMethod:
             owner, key = tree.__self__, tree.__func__
-        return _of_tree(owner).get(key, _nothing, settings)
+        return _of_tree(owner).get(key, NoneType, settings)
     programs, key, opaque = _of_opaque(fun)
     return programs.get(key, opaque, settings)
 
@@ -266,8 +274,6 @@ def _of_opaque(fun: Any) -> tuple[Programs, Any, Callable[[], Any]]:
     owner, key, reference = fun, None, weakref.ref
     if isinstance(fun, types.MethodType):
         owner, key, reference = fun.__self__, fun.__func__, weakref.WeakMethod
-    elif (programs := _of_value(fun)) is not None:
-        return programs, None, lambda: fun
     try:
         opaque = reference(fun)
     except TypeError:
@@ -304,39 +310,18 @@ def _of_identity(owner: Any) -> Programs:
 _by_id: dict[int, Programs] = {}
 
 
-def _of_value(fun: Any) -> Programs | None:
-    """The programs of a frozen dataclass that is nothing but the values of its fields.
-
-    Equal ones share them. `None` for any other object.
-    """
-    kind: Any = getattr(type(fun), "__dataclass_params__", None)
-    if kind is None or not (kind.frozen and kind.eq):
-        return None
-    try:
-        fields = {f.name: getattr(fun, f.name) for f in dataclasses.fields(fun)}
-        if not getattr(fun, "__dict__", {}).keys() <= fields.keys():
-            return None
-        hash(fun)  # refuses values that can change
-        return _shared((type(fun), strict_key(fields.values())))
-    except (AttributeError, TypeError):
-        return None
-
-
 def owner_of_programs(tree: Any) -> Any:
     """The structure that holds the programs of a callable pytree, if there is one.
 
     They are freed with it. An instance forgets it when an attribute is read.
     """
-    return _structure_of(tree.__self__ if type(tree) is BoundMethod else tree)
-
-
-def _structure_of(tree: Any) -> Any:
+    tree = tree.__self__ if type(tree) is BoundMethod else tree
     return registry.structure_of(tree) if type(tree) in cached_types else None
 
 
 def _of_tree(tree: Any) -> Programs:
     """The programs of all callable pytrees with the structure of `tree`."""
-    owner = _structure_of(tree)
+    owner = owner_of_programs(tree)
     if owner is None:
         try:
             return _shared((type(tree), strict_treedef(jtu.tree_structure(tree))))

@@ -64,10 +64,6 @@ class Trace(NamedTuple):
             and self.session is other.session
         )
 
-    def is_forgotten(self, other: "Trace") -> bool:
-        """Whether JAX had dropped this trace by the time of `other`."""
-        return self.context == other.context and self.session is not other.session
-
 
 def trace_of(arguments: Arguments, skeleton: Skeleton, avals: Iterable[Any]) -> Trace:
     # Not the layout, which holds the specialization that holds this.
@@ -134,7 +130,12 @@ def explain(
     function: str, trace: Trace, before: Sequence[Trace], searched: int | None = None
 ) -> Retrace:
     """The differences of `trace` from the most similar one of the latest of `before`."""
-    known = [old for old in before if not old.is_forgotten(trace)]
+    # Without those that JAX has dropped since.
+    known = [
+        old
+        for old in before
+        if old.context != trace.context or old.session is trace.session
+    ]
     nearest: list[Difference] = []
     for old in reversed(known[-(searched or _SEARCHED) :]):
         found = list(_differences(old, trace))
@@ -188,10 +189,12 @@ def _of_data(name: str, old: Any, new: Any) -> Iterator[Difference]:
         )
     if same_shape and same_dtype and weak[0] == weak[1]:
         fix = "Shard it like this before the first call, by `filter_shard`."
-        yield Difference(name, SHARDING, f"{was} {_layout(old)}", _layout(new), fix)
+        yield Difference(
+            name, SHARDING, f"{was} {_sharding_of(old)}", _sharding_of(new), fix
+        )
 
 
-def _layout(aval: Any) -> str:
+def _sharding_of(aval: Any) -> str:
     mesh = aval.sharding.mesh
     return (
         f"sharded by {aval.sharding.spec} over {mesh}" if mesh.shape else "on no mesh"
@@ -230,7 +233,7 @@ def _of_context(old: Trace, new: Trace) -> Iterator[Difference]:
         )
 
 
-def _code_of(program: Any) -> types.CodeType | None:
+def _user_code(program: Any) -> types.CodeType | None:
     """The code of the function, if a user may have defined it again and again."""
     function = function_of(program.opaque())
     # A method is one function of many instances.
@@ -239,14 +242,6 @@ def _code_of(program: Any) -> types.CodeType | None:
         return None
     is_ours = str(function.__module__).split(".")[0] == _LIBRARY
     return None if is_ours else function.__code__
-
-
-def _text_of_new(program: Any, code: types.CodeType, earlier: str) -> str:
-    return (
-        f"`{program.name}` is a new function with the code of {earlier} before "
-        f"({code.co_filename}:{code.co_firstlineno}). Each new function is compiled again: "
-        "define it once, outside of the loop or function that defines it now."
-    )
 
 
 _LIBRARY: Final = __name__.split(".")[0]
@@ -298,7 +293,7 @@ class Storm:
             if self.number:  # the cache of the function was cleared
                 return None
             self.number, self._test = 1, _this_test()
-            code = _code_of(program)
+            code = _user_code(program)
             if code is None:
                 return None
             before, number = _functions.get(id(code), (self._test, 0))
@@ -308,8 +303,12 @@ class Storm:
             _functions[id(code)] = self._test, number
         if number != FEW:
             return None
-        earlier = f"{number - 1} functions that were compiled"
-        return f"{_text_of_new(program, code, earlier)} {_OFF}"
+        return (
+            f"`{program.name}` is a new function with the code of {number - 1} functions "
+            f"that were compiled before ({code.co_filename}:{code.co_firstlineno}). Each "
+            "new function is compiled again: define it once, outside of the loop or "
+            f"function that defines it now. {_OFF}"
+        )
 
     def _of_retrace(self, retrace: Retrace) -> str | None:
         with self._lock:
@@ -330,35 +329,28 @@ class Storm:
             return text
 
     def _warning_of_place(self, retrace: Retrace) -> str | None:
+        """The text, if a place has had too many values."""
         differences = retrace.differences
         for difference in differences:
             if len(self._values) < _COUNTED:
                 self._values.setdefault(difference.path, set())
         if not all(difference.limit for difference in differences):
             return None  # another use of the function: of another class of layer, maybe
-        for difference in differences:
-            number = self._count(difference)
-            if number == difference.limit:
-                return _text(retrace, difference, number)
+        for cause in differences:
+            values = self._values.get(cause.path, set())
+            # What looks the same may be a new object each time.
+            is_shown = cause.before != cause.after
+            values.add(hash(cause.after) if is_shown else len(values))
+            if len(values) == cause.limit:
+                rest = [
+                    difference for difference in differences if difference is not cause
+                ]
+                return (
+                    f"{Retrace(retrace.function, [cause, *rest])} This is one of "
+                    f"{len(values)} traces for another `{cause.path}`, and each of them is "
+                    f"compiled. {_OFF}"
+                )
         return None
-
-    def _count(self, difference: Difference) -> int:
-        """How many values this place has had."""
-        values = self._values.get(difference.path)
-        if values is None:
-            return 0
-        is_shown = difference.before != difference.after
-        # What looks the same may be a new object each time.
-        values.add(hash(difference.after) if is_shown else len(values))
-        return len(values)
-
-
-def _text(retrace: Retrace, cause: Difference, number: int) -> str:
-    rest = [d for d in retrace.differences if d is not cause]
-    return (
-        f"{Retrace(retrace.function, [cause, *rest])} This is one of {number} traces for "
-        f"another `{cause.path}`, and each of them is compiled. {_OFF}"
-    )
 
 
 _OFF: Final = (

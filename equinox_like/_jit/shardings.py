@@ -30,7 +30,7 @@ from .._tree.match import spread
 from .._tree.nodes import describe_node, path_str
 from .._tree.splitting import STATIC, Skeleton
 from .._tree.strict import strict_key
-from .layout import CallLayout, chained, groups_of
+from .layout import CallLayout, chained, data_names, groups_of
 
 OPTIONS: Final = ("in_shardings", "out_shardings")
 _POSITIONAL: Final = (
@@ -80,9 +80,9 @@ class Shardings:
         found = zip(skeleton.labels, self._inputs(layout, skeleton), strict=True)
         runs = groups_of(found)
         specs = tuple(tuple(s for _, s in run) for _, run in runs)
-        return _Sharded(traced, options, specs, layout.data_names)
+        return _Sharded(traced, options, specs, data_names(layout.arguments, layout))
 
-    def take_apart(self, out: Any, outputs: Any) -> Any:
+    def take_apart(self, out: Any, specialization: Any) -> Any:
         """What to return to JAX for an output: its arrays, and its number.
 
         The arrays are grouped by sharding, if there is more than one sharding.
@@ -102,15 +102,15 @@ class Shardings:
                 check_fits("out_shardings", name, spec, x)
                 # JAX ignores the memory of the `out_shardings` of an inner `jit`.
                 leaves[i] = in_memory(x, spec)
-        arrays, number = outputs.take_apart(treedef.unflatten(leaves))
+        arrays, number = specialization.take_apart(treedef.unflatten(leaves))
         if not self.groups_outputs:
-            return arrays, {number: ()}
+            return arrays, number
         # Leaves below one prefix leaf are consecutive, so concatenated groups are in
         # order.
         groups: list[list[Any]] = [[] for _ in self._output_leaves()]
         for n, x in zip(numbers, arrays, strict=True):
             groups[n].append(x)
-        return tuple(groups), {number: ()}
+        return tuple(groups), number
 
     @property
     def groups_outputs(self) -> bool:
@@ -222,10 +222,12 @@ class _Sharded:
                     "`jax.sharding.NamedSharding(mesh, spec)`."
                 ) from error
             check_fits("in_shardings", name, spec, x, error)
-            sharding = _with_mesh(spec)
             if not mismatch or not is_concrete(x) or not x.committed:
                 continue
-            if sharding is not None and not x.sharding.is_equivalent_to(
+            sharding = spec
+            if isinstance(spec, PartitionSpec):
+                sharding = NamedSharding(jax.sharding.get_mesh(), spec)
+            if isinstance(sharding, Sharding) and not x.sharding.is_equivalent_to(
                 sharding, x.ndim
             ):
                 raise ValueError(
@@ -237,10 +239,3 @@ class _Sharded:
 
 def _is_leaf(spec: Any) -> bool:
     return spec is None or jtu.all_leaves([spec])
-
-
-def _with_mesh(spec: Any) -> Any:
-    """`spec` as a `Sharding`; a `PartitionSpec` is used with the current mesh."""
-    if isinstance(spec, PartitionSpec):
-        return NamedSharding(jax.sharding.get_mesh(), spec)
-    return spec if isinstance(spec, Sharding) else None

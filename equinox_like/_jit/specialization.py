@@ -1,4 +1,4 @@
-"""A specialization: the compiled function for one structure with its static leaves.
+"""A specialization: the compiled function for one structure and its static leaves.
 
 It is a `jax.jit`-ed function of groups of arrays. It returns to JAX the arrays of the
 output and a number; the output's structure and static leaves are kept here under that
@@ -49,76 +49,39 @@ from .checks import (
     registered_checks,
     wait_for,
 )
-from .layout import DONATE, MAX_KEPT, CallLayout, chained, data_names
+from .layout import DONATE, MAX_KEPT, CallLayout, Leaves, chained, data_names
 from .retrace import Trace, trace_of
-
-
-class Outputs:
-    """The structures and static leaves of a function's outputs, by number of the trace."""
-
-    def __init__(self, are_grouped: bool) -> None:
-        """`are_grouped`: whether the arrays come in one group for each sharding."""
-        self._are_grouped = are_grouped
-        # By number: rebuilds the output from its arrays. With JIT disabled, the number
-        # is `None`, and the output comes as it is.
-        self.build: dict[Any, Callable[[Any], Any]] = {None: lambda out: out}
-        self._numbers = itertools.count()
-
-    def take_apart(self, out: Any) -> tuple[list[Any], int]:
-        """The arrays of the output of a trace, and its number."""
-        check_no_cycle("<output>", out)
-        check_no_leaked_tracers(out)
-        arrays, build = registry.describe_output(out)
-        number = next(self._numbers)
-        self.build[number] = (
-            (lambda groups: build(chained(groups))) if self._are_grouped else build
-        )
-        return arrays, number
-
-    def tree(self, out: Any) -> Any:
-        """The output of a call."""
-        data, (number,) = out
-        return self.build[number](data)
-
-    def fill(self, out: Any, static: Callable[[Any], Any] | None = None) -> Any:
-        """The output, with the values of `out` for arrays, `static(leaf)` elsewhere.
-
-        It is built of nodes that are not lazy, as the values need not be arrays.
-        """
-        data, number = out
-        values, treedef = jtu.tree_flatten(data, is_none)
-        marked = self.tree((treedef.unflatten([_Mark() for _ in values]), number))
-        _, template = take_apart(marked, lambda leaf: type(leaf) is _Mark)
-        return template.fill(values, static)
-
-
-class _Mark:
-    """A placeholder for an array of an output."""
 
 
 class Specialization:
     """A compiled function for one skeleton, and what is known about its traces."""
 
+    # See `DonatingSpecialization`.
+    compares_every_call = False
+
     def __init__(self, program: Any, fun: Any, layout: CallLayout, skeleton: Skeleton):
         self.skeleton = skeleton
         # Those of the first call: traces take the names of arguments from them.
         self._arguments = layout.arguments
-        self._shardings = shardings = program.shardings
-        self.outputs = Outputs(shardings is not None and shardings.groups_outputs)
+        self._shardings = program.shardings
         self.traces: collections.deque[Trace] = collections.deque(maxlen=MAX_KEPT)
         # Of new traces: warnings to issue, and the traces that were not counted yet.
         self._warnings: list[str] = []
         self.new_traces: list[Trace] = []
         self._program = weakref.ref(program)
-        # What builds the output, by the number of a trace after whose calls nothing is
-        # left to do; and the numbers of those that hold a runtime check.
-        self.build = {None: self.outputs.build[None]}
+        # What builds the output from its arrays, by the number of the trace. With JIT
+        # disabled, the number is `None`, and the output comes as it is.
+        self._outputs: dict[Any, Callable[[Any], Any]] = {None: lambda out: out}
+        self._numbers = itertools.count()
+        # The same for traces after whose calls nothing is left to do; and the numbers of
+        # those that hold a runtime check.
+        self.build = self._outputs.copy()
         self._checked: set[int] = set()
         data_labels = [label for label in skeleton.labels if label is not STATIC]
         self._labels = [label for label, _ in itertools.groupby(data_labels)]
         self.function = self._jit(program, fun, layout)
 
-    def run(self, layout: CallLayout, leaves: list[Any]) -> Any:
+    def run(self, layout: CallLayout, leaves: Leaves) -> Any:
         try:
             if fatal.exist:
                 check_not_fatal(layout, leaves)
@@ -133,7 +96,7 @@ class Specialization:
             raise_explained(e, layout, leaves)
         return build(data)
 
-    def stage(self, name: str, layout: CallLayout, leaves: list[Any]) -> Any:
+    def stage(self, name: str, layout: CallLayout, leaves: Leaves) -> Any:
         """`trace`, `lower` or `eval_shape` of the function."""
         with expected.trace_of(self):
             return getattr(self.function, name)(*layout.groups(leaves))
@@ -177,11 +140,10 @@ class Specialization:
         out = call_rebuilt(fun, *args, **kwargs)
         if is_run:
             return out, {None: ()}
-        if self._shardings is not None:
-            result = self._shardings.take_apart(out, self.outputs)
+        if self._shardings is None:
+            result = self.take_apart(out)
         else:
-            arrays, number = self.outputs.take_apart(out)
-            result = arrays, {number: ()}
+            result = self._shardings.take_apart(out, self)
         if is_trace:  # only now, as JAX forgets a trace that fails
             avals = [jax.typeof(x) for group in groups for x in group]
             trace = trace_of(self._arguments, self.skeleton, avals)
@@ -190,14 +152,43 @@ class Specialization:
             self._warnings += assignments.warnings(name_of(fun))
         return result
 
+    def take_apart(self, out: Any) -> tuple[list[Any], dict[int, tuple[()]]]:
+        """What to return to JAX for the output of a trace: its arrays, and its number."""
+        check_no_cycle("<output>", out)
+        check_no_leaked_tracers(out)
+        arrays, build = registry.describe_output(out)
+        number = next(self._numbers)
+        self._outputs[number] = build
+        if self._shardings is not None and self._shardings.groups_outputs:
+            self._outputs[number] = lambda groups: build(chained(groups))
+        return arrays, {number: ()}
+
+    def output(self, out: Any) -> Any:
+        """The output of a call, from what JAX returned."""
+        data, (number,) = out
+        return self._outputs[number](data)
+
+    def fill(self, out: Any, static: Callable[[Any], Any] | None = None) -> Any:
+        """The output, with the values of `out` for arrays, `static(leaf)` elsewhere.
+
+        It is built of nodes that are not lazy, as the values need not be arrays.
+        """
+        data, number = out
+        values, treedef = jtu.tree_flatten(data, is_none)
+        marked = treedef.unflatten([Placeholder() for _ in values])
+        _, template = take_apart(
+            self.output((marked, number)), lambda leaf: type(leaf) is Placeholder
+        )
+        return template.fill(values, static)
+
     def complete(
-        self, layout: CallLayout, leaves: list[Any], out: Any
+        self, layout: CallLayout, leaves: Leaves, out: Any
     ) -> Callable[[Any], Any]:
         """After a call of a new trace, or of one with a runtime check: issues the warnings
         and waits for the check. Returns what builds the output."""
         _, (number,) = out
         self._issue_warnings(out)
-        build = self.outputs.build[number]
+        build = self._outputs[number]
         if registered_checks:
             if not at_top_level():
                 out = jtu.tree_leaves(out)
@@ -230,6 +221,10 @@ class Specialization:
             before = [trace for trace in program.traces() if id(trace) not in new]
             if text := program.storm.warning(program, new_traces, before):
                 warn(text, RetraceWarning)
+
+
+class Placeholder:
+    """A placeholder for an array of an output."""
 
 
 class UnexpectedTrace(Exception):

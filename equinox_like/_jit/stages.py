@@ -24,7 +24,7 @@ from .._tree.arrays import describe_array, jax_struct_of
 from .._tree.splitting import STATIC
 from .checks import check_not_fatal, check_unused, raise_explained, wait_for
 from .donation import Deletion, lower_silently
-from .layout import CallLayout
+from .layout import CallLayout, Leaves, NamedLeaf
 from .specialization import Specialization
 
 _P = ParamSpec("_P")
@@ -42,7 +42,7 @@ class AheadOfTime:
     specialization: Specialization
     # How the arguments were passed, and the leaves: see `CallLayout.named_leaves`.
     layout: CallLayout
-    named: Sequence[tuple[str, Any, bool]]
+    named: Sequence[NamedLeaf]
     # The platform of the first array committed to a device, else JAX's default.
     platform: str
     # Whether a call waits for the program, because it holds a check.
@@ -75,7 +75,7 @@ class _Stage(Generic[_P, _T]):
     @property
     def out_info(self) -> Any:
         """The output, with a `jax.ShapeDtypeStruct` in place of each array."""
-        return self._call.specialization.outputs.fill(self._stage.out_info)
+        return self._call.specialization.fill(self._stage.out_info)
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -218,10 +218,7 @@ class Compiled(_Stage[_P, _T]):
     """
 
     def __init__(
-        self,
-        compiled: Any,
-        call: AheadOfTime,
-        buffers: Sequence[int | Buffer] | None,
+        self, compiled: Any, call: AheadOfTime, buffers: Sequence[int | Buffer] | None
     ):
         super().__init__(compiled, call)
         self.compiled = compiled
@@ -272,9 +269,9 @@ class Compiled(_Stage[_P, _T]):
             raise_explained(e, layout, leaves)
         if layout.donates:
             self._deletion.finish(layout, leaves, None, lambda *_: self._outcomes)
-        return self._call.specialization.outputs.tree(out)
+        return self._call.specialization.output(out)
 
-    def _require_fit(self, layout: CallLayout, leaves: list[Any]) -> None:
+    def _require_fit(self, layout: CallLayout, leaves: Leaves) -> None:
         """Raises unless the structure and static leaves are those compiled for."""
         call = self._call
         skeleton = layout.skeleton(leaves)
@@ -289,7 +286,7 @@ class Compiled(_Stage[_P, _T]):
             raise self._unfit(first)
         self._fitting = layout, layout.static_key(leaves)
 
-    def _require_types(self, layout: CallLayout, leaves: list[Any]) -> None:
+    def _require_types(self, layout: CallLayout, leaves: Leaves) -> None:
         """Raises unless shapes and dtypes are those compiled for. JAX's error asks for
         another reason, and does not say what to do."""
         given = layout.take_data(leaves)
@@ -315,13 +312,13 @@ class Compiled(_Stage[_P, _T]):
 
         Arrays that the program does not use have `None`, too.
         """
-        return self._call.arguments(self.compiled.input_shardings, _nothing)
+        return self._call.arguments(self.compiled.input_shardings, lambda _: None)
 
     @property
     def output_shardings(self) -> Any:
         """The output, with a sharding in place of each array, `None` elsewhere."""
-        outputs = self._call.specialization.outputs
-        return outputs.fill(self.compiled.output_shardings, _nothing)
+        fill = self._call.specialization.fill
+        return fill(self.compiled.output_shardings, lambda _: None)
 
     def as_text(self) -> str:
         """The compiled program as text."""
@@ -353,10 +350,6 @@ def platform_of_call(leaves: Sequence[Any]) -> str:
                 continue
             return platform_of(device)
     return platform_of(default_device())
-
-
-def _nothing(static: Any) -> None:
-    return None
 
 
 _OF_STRUCT: Final = (
