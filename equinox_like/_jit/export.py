@@ -5,8 +5,8 @@ array. The bytes also hold a description of the call (`describe.py`): static lea
 baked into the program, so a call must pass equal ones. Loading the bytes never imports,
 unpickles or executes anything in them.
 
-They are a magic number, the size and the checksum of a header, the header in JSON, and
-the program of `jax.export`, whose checksum the header has.
+They are a magic number, a checksum of the rest, the size of a header, the header in JSON,
+and the program of `jax.export`.
 """
 
 import inspect
@@ -379,34 +379,26 @@ def _signature_of(parameters: Any) -> inspect.Signature:
     )
 
 
-_MAGIC: Final = b"\x93EXPORT\x01"
-_SIZE: Final = 8
+_MAGIC: Final = b"\x93EXPORT\x02"
 NOT_OURS: Final = "These bytes are not an exported function, or are truncated"
 
 
 def write(header: dict[str, Any], program: bytes) -> bytes:
-    header = header | {"length": len(program), "checksum": zlib.crc32(program)}
     text = json.dumps(header).encode()
-    size = len(text).to_bytes(_SIZE, "little")
-    check = zlib.crc32(text).to_bytes(4, "little")
-    return _MAGIC + size + check + text + program
+    content = len(text).to_bytes(8, "little") + text + program
+    return _MAGIC + zlib.crc32(content).to_bytes(4, "little") + content
 
 
 def read(data: bytes) -> tuple[dict[str, Any], bytes]:
     """The header and the program; raises if the bytes are truncated or corrupted."""
-    start = len(_MAGIC) + _SIZE + 4
-    size = int.from_bytes(data[len(_MAGIC) : start - 4], "little")
-    text, program = data[start : start + size], data[start + size :]
-    if not data.startswith(_MAGIC) or len(text) != size:
+    start = len(_MAGIC) + 4
+    checksum, content = data[len(_MAGIC) : start], data[start:]
+    if not data.startswith(_MAGIC):
         raise ValueError(f"{NOT_OURS}.")
-    if zlib.crc32(text) != int.from_bytes(data[start - 4 : start], "little"):
-        raise ValueError(f"{NOT_OURS}: the checksum of the header does not match.")
+    if zlib.crc32(content) != int.from_bytes(checksum, "little"):
+        raise ValueError(f"{NOT_OURS}: the checksum does not match.")
+    end = 8 + int.from_bytes(content[:8], "little")
     try:
-        header = json.loads(text)
+        return json.loads(content[8:end]), content[end:]
     except (ValueError, RecursionError) as e:
         raise ValueError(f"{NOT_OURS}: {e}") from e
-    if not isinstance(header, dict) or len(program) != header.get("length"):
-        raise ValueError(f"{NOT_OURS}: the length of the program does not match.")
-    if zlib.crc32(program) != header.get("checksum"):
-        raise ValueError(f"{NOT_OURS}: the checksum of the program does not match.")
-    return header, program

@@ -15,7 +15,7 @@ import itertools
 import operator
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple, NoReturn, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import jax.tree_util as jtu
 
@@ -323,15 +323,7 @@ class LayoutTable:
         arguments, canonical = bind(
             self._signature, self._name, call, treedef, self._donates
         )
-        if expanded is None:
-            expanded = [False] * len(leaves)
-        elif len(expanded) != len(leaves) or any(
-            type(x) is StaticLeaf and type(x.value) is not type(leaf)
-            for x, leaf in zip(expanded, leaves, strict=True)
-        ):
-            _raise_late_registration(expanded)
-        counter = itertools.count()
-        where = [None if type(x) is StaticLeaf else next(counter) for x in expanded]
+        where = _places(leaves, [False] * len(leaves) if expanded is None else expanded)
         table = []
         for number, argument in enumerate(arguments):
             group = DONATE if argument.is_donated else KEEP
@@ -386,14 +378,24 @@ def add_bounded(
     return dropped
 
 
-def _raise_late_registration(expanded: Sequence[Any]) -> NoReturn:
-    values = [x.value for x in expanded if type(x) is StaticLeaf]
-    kind = next(type(x) for x in values if not jtu.all_leaves([x]))
-    raise TypeError(
-        f"`{kind.__qualname__}` was registered as a pytree node after a Module that "
-        "holds an instance of it was first used. Register a class before its instances "
-        "are used, for example where it is defined."
-    )
+def _places(leaves: Sequence[Any], expanded: Sequence[Any]) -> list[int | None]:
+    """For each leaf that JAX sees, its index among those of our registry.
+
+    It is `None` for a static leaf that is a part of the structure there.
+    """
+    if len(expanded) != len(leaves) or any(
+        type(x) is StaticLeaf and type(x.value) is not type(leaf)
+        for x, leaf in zip(expanded, leaves, strict=True)
+    ):
+        fixed = [x.value for x in expanded if type(x) is StaticLeaf]
+        kind = next(type(x) for x in fixed if not jtu.all_leaves([x]))
+        raise TypeError(
+            f"`{kind.__qualname__}` was registered as a pytree node after a Module that "
+            "holds an instance of it was first used. Register a class before its "
+            "instances are used, for example where it is defined."
+        )
+    counter = itertools.count()
+    return [None if type(x) is StaticLeaf else next(counter) for x in expanded]
 
 
 def _getter(indices: Sequence[int]) -> Callable[[Sequence[Any]], Any]:

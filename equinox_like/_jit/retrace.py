@@ -25,6 +25,7 @@ from .._module.instance import function_of
 from .._tree.arrays import is_weak
 from .._tree.nodes import listed
 from .._tree.splitting import Skeleton
+from .._tree.strict import strictly_same
 from .layout import data_names
 
 SHAPE: Final = "shape"
@@ -216,7 +217,9 @@ def _of_context(old: Trace, new: Trace) -> Iterator[Difference]:
             "Set it once, before the first call.",
         )
     before, after = old.user_contexts, new.user_contexts
-    contexts = [c for c in before | after if before.get(c) is not after.get(c)]
+    contexts = [
+        c for c in before | after if not strictly_same(before.get(c), after.get(c))
+    ]
     for context in contexts:
         was, now = (repr(x.get(context, context.default)) for x in (before, after))
         fix = "Each value is compiled separately, once."
