@@ -39,7 +39,6 @@ from .checks import (
     check_not_fatal,
     check_unused,
     fatal,
-    raise_explained,
 )
 from .layout import CallLayout, Leaves, NamedLeaf, add_bounded
 from .specialization import Specialization, UnexpectedTrace, expected
@@ -178,9 +177,8 @@ class DonatingSpecialization(Specialization):
             data, (number,) = out
             build = self.build.get(number) or self.complete(layout, leaves, out)
         except BaseException as e:
-            forget_calls(self.function)
             self._deletion.fail(layout, leaves, e)
-            raise_explained(e, layout, leaves)
+            self.fail(e, layout, leaves)
         self._deletion.finish(layout, leaves, number, self._inspect)
         return build(data)
 

@@ -297,7 +297,7 @@ def _export(jitted, args, kwargs, platforms, disabled_checks) -> Exported:
         exported = jax.export.export(
             jax.jit(traced), platforms=platforms, disabled_checks=disabled_checks
         )(dict(zip(names, given, strict=True)))
-    except (NotImplementedError, ValueError) as e:
+    except Exception as e:
         if calls := exported_cudnn_calls(e):
             raise ValueError(
                 f"`filter_export`: the attention of `{traced.__name__}` calls cuDNN, and "
@@ -307,7 +307,7 @@ def _export(jitted, args, kwargs, platforms, disabled_checks) -> Exported:
                 f"name in {calls}]`."
             ) from e
         if not is_callback_error(e):
-            raise
+            specialization.fail(e, layout, leaves)
         raise NotImplementedError(
             f"`filter_export`: `{traced.__name__}` calls Python while it runs, by a check "
             "such as `error_if` or by a callback, and another process does not have that "

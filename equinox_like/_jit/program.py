@@ -33,7 +33,6 @@ from .._tree.registry import registry
 from .._tree.splitting import Skeleton
 from .._tree.strict import ByIdentity, strict_key, strict_treedef
 from .._tree.structure import cached_types
-from .checks import raise_explained
 from .donation import Donate, DonatingSpecialization, Donation
 from .layout import Call, CallLayout, LayoutTable, Leaves, add_bounded, with_methods
 from .retrace import Storm, Trace
@@ -181,7 +180,7 @@ class Prepared(NamedTuple):
         try:
             return specialization.stage(name, layout, leaves)
         except Exception as e:
-            raise_explained(e, layout, leaves)
+            specialization.fail(e, layout, leaves)
         finally:
             specialization.new_traces.clear()  # a stage for each shape is no accident
 

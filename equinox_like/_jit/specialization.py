@@ -15,7 +15,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.tree_util as jtu
@@ -92,9 +92,20 @@ class Specialization:
             data, (number,) = out
             build = self.build.get(number) or self.complete(layout, leaves, out)
         except BaseException as e:
-            forget_calls(self.function)
-            raise_explained(e, layout, leaves)
+            self.fail(e, layout, leaves)
         return build(data)
+
+    def fail(
+        self, error: BaseException, layout: CallLayout, leaves: Leaves
+    ) -> NoReturn:
+        """Raises `error`, of a call or stage, or what explains it better."""
+        forget_calls(self.function)
+        if self._shardings is not None and isinstance(error, Exception):
+            try:
+                self._shardings.check_inputs(error, layout, leaves)
+            except ValueError as clearer:
+                error = clearer
+        raise_explained(error, layout, leaves)
 
     def stage(self, name: str, layout: CallLayout, leaves: Leaves) -> Any:
         """`trace`, `lower` or `eval_shape` of the function."""
@@ -120,7 +131,7 @@ class Specialization:
         options = program.options | {"donate_argnums": donated}
         if self._shardings is None:
             return jax.jit(traced, **options)
-        return self._shardings.jit(traced, layout, self.skeleton, **options)
+        return self._shardings.jit(traced, layout, options)
 
     def _trace(self, opaque: Callable[[], Any], groups: Sequence[Any]) -> Any:
         """What JAX traces: calls the function of the user, and records the trace."""
