@@ -25,11 +25,7 @@ from .._compat.sources import pass_over, was_cut
 from .._module.construct import filled
 from .._module.fields import field
 from .._module.flatten import WRAPPER_ATTRIBUTES
-from .._module.instance import (
-    OfCallables,
-    function_of as function_of,
-    name_of as name_of,
-)
+from .._module.instance import OfCallables, name_of as name_of
 from .._module.module import Function, as_pytree
 from .._module.wrappers import Partial
 from .._tree.cached import set_raw_dict

@@ -62,7 +62,6 @@ class Donation:
 
     def __init__(self, donate: Any):
         check_mode(donate)
-        self.donate: Donate = donate
         self.names = frozenset(donate) if isinstance(donate, tuple) else None
         self.is_any = donate != "none" and self.names != frozenset()
         self.is_strict = donate == "strict"

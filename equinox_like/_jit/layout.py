@@ -140,6 +140,9 @@ class CallLayout:
         data = [leaf for leaf in leaves if leaf.label is not STATIC]
         # The indices of the data among the leaves of a call.
         self.data_places: Any = [leaf.place for leaf in data]
+        self.take_data = _getter(self.data_places)
+        # The arrays of the callable itself come first.
+        self.number_of_own_data = sum(leaf.argument == 0 for leaf in data)
         self._are_donated = [leaf.label == DONATE for leaf in data]
         donated: Any = [leaf for leaf in data if leaf.label == DONATE]
         self.donates = bool(donated)
@@ -194,19 +197,9 @@ class CallLayout:
         names = functools.partial(_names, self.treedef, self.arguments)
         return make_skeleton(self.treedef, self.labels, statics, names)
 
-    def take_data(self, leaves: Leaves) -> list[Any]:
-        """The data leaves."""
-        return [leaves[i] for i in self.data_places]
-
     def donated_of_data(self, values: Sequence[Any]) -> list[Any]:
         """The donated leaves' values, from `values` for all data leaves."""
         return list(itertools.compress(values, self._are_donated))
-
-    @property
-    def number_of_own_data(self) -> int:
-        """The number of data leaves in the callable itself. They come first."""
-        _, size = self.arguments[0]
-        return sum(label is not STATIC for label in self.labels[:size])
 
     def named_leaves(self, leaves: Leaves) -> list[NamedLeaf]:
         data = self.take_data(leaves)
