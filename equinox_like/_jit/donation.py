@@ -34,12 +34,7 @@ from .._errors import DonationError, DonationWarning, did_you_mean
 from .._tree.arrays import describe_array
 from .._tree.deleted import Record
 from .._warn import warn
-from .checks import (
-    are_any_sharded,
-    check_not_fatal,
-    check_unused,
-    fatal,
-)
+from .checks import are_any_sharded, check_not_fatal, check_unused, fatal
 from .layout import CallLayout, Leaves, NamedLeaf, add_bounded
 from .specialization import Specialization, UnexpectedTrace, expected
 
@@ -309,23 +304,23 @@ def _warning_hidden() -> Iterator[None]:
                 filters.remove(_HIDE)
 
 
-class Fate(enum.Enum):
-    """What becomes of a donated array after a call."""
+class Deleted(enum.Enum):
+    """How a donated array is deleted in a call."""
 
-    DELETED = "JAX has deleted it"
-    USELESS = "no output could reuse it, so it is deleted here"
+    BY_JAX = "an output reuses its buffer"
+    HERE = "it was donated by name, and no output could reuse it"
     IN_PART = "NumPy holds a part of it; JAX may have deleted the others"
-    ALIVE = "it stays alive"
+    NOT_AT_ALL = "it stays alive"
 
 
 @dataclasses.dataclass
-class _Aftermath:
-    """What to do after a call that is like the last one of its trace, as most are."""
+class _LastCall:
+    """What the last call of a trace has done, to be done after each call like it."""
 
     # For each donated leaf, whether JAX has deleted it; `None` for an array of NumPy.
-    deleted: list[bool | None]
-    # The leaves that are useless or deleted in part.
-    to_do: list[tuple[int, Fate]]
+    by_jax: list[bool | None]
+    # The leaves that are to be deleted here, or were in part.
+    to_do: list[tuple[int, Deleted]]
     # The leaves to record as donated: one of each argument, as all would cost every call.
     to_record: list[int]
 
@@ -342,7 +337,7 @@ class Deletion:
         self.forget()
 
     def forget(self) -> None:
-        self._last: dict[int | None, _Aftermath] = {}  # by the number of the trace
+        self._last: dict[int | None, _LastCall] = {}  # by the number of the trace
 
     def finish(
         self,
@@ -356,33 +351,39 @@ class Deletion:
         `buffers_of` returns what happens to the buffer of each data leaf of a call.
         """
         donated = layout.take_donated(leaves)
-        deleted = [
-            x.is_deleted() if hasattr(x, "is_deleted") else None for x in donated
-        ]
+        by_jax = [x.is_deleted() if hasattr(x, "is_deleted") else None for x in donated]
         last = self._last.get(number)
-        if last is None or last.deleted != deleted:
+        if last is None or last.by_jax != by_jax:
             if jit_is_disabled():
                 return
-            fates = self._fates(layout, leaves, deleted, buffers_of)
-            last = self._last[number] = _aftermath(layout, deleted, fates)
-        for i, fate in last.to_do:
-            if fate is Fate.USELESS:
+            table = self._table(layout, leaves, by_jax, buffers_of)
+            numbers = layout.arguments_of_donated
+            deleted = [
+                i for i, how in enumerate(table) if how is not Deleted.NOT_AT_ALL
+            ]
+            last = self._last[number] = _LastCall(
+                by_jax,
+                [(i, table[i]) for i in deleted if table[i] is not Deleted.BY_JAX],
+                [*{numbers[i]: i for i in reversed(deleted)}.values()],
+            )
+        for i, how in last.to_do:
+            if how is Deleted.HERE:
                 delete_array(donated[i])
             else:
                 fatal.add([donated[i]])
         self._record.calls.append([weakref.ref(donated[i]) for i in last.to_record])
 
-    def _fates(
+    def _table(
         self,
         layout: CallLayout,
         leaves: Leaves,
-        deleted: Sequence[bool | None],
+        by_jax: Sequence[bool | None],
         buffers_of: BuffersOf,
-    ) -> list[Fate]:
+    ) -> list[Deleted]:
         """What becomes of each donated leaf, of which JAX has deleted some."""
         donated = layout.take_donated(leaves)
-        fates = [Fate.DELETED if is_gone else Fate.ALIVE for is_gone in deleted]
-        alive = [i for i, is_gone in enumerate(deleted) if is_gone is False]
+        table = [Deleted.BY_JAX if x else Deleted.NOT_AT_ALL for x in by_jax]
+        alive = [i for i, is_deleted in enumerate(by_jax) if is_deleted is False]
         sharded = [i for i, x in enumerate(donated) if are_any_sharded([x])]
         if sharded:
             fatal.add()
@@ -390,10 +391,10 @@ class Deletion:
             buffers = layout.donated_of_data(buffers_of(layout, leaves))
             for i in alive:
                 if isinstance(buffers[i], int):  # so NumPy holds its memory
-                    fates[i] = Fate.IN_PART if i in sharded else Fate.ALIVE
+                    table[i] = Deleted.IN_PART if i in sharded else Deleted.NOT_AT_ALL
                 elif self._by_name and buffers[i] is not Buffer.NOT_DONATED:
-                    fates[i] = Fate.USELESS
-        return fates
+                    table[i] = Deleted.HERE
+        return table
 
     def fail(self, layout: CallLayout, leaves: Leaves, error: BaseException) -> None:
         """After a call that raised `error`, unless an earlier call deleted the arrays."""
@@ -403,16 +404,6 @@ class Deletion:
 
 
 _FAILED: Final = -1  # in place of the number of a trace
-
-
-def _aftermath(
-    layout: CallLayout, deleted: list[bool | None], fates: Sequence[Fate]
-) -> _Aftermath:
-    gone = [(i, fate) for i, fate in enumerate(fates) if fate is not Fate.ALIVE]
-    arguments = layout.arguments_of_donated
-    one_of_each = {arguments[i]: i for i, _ in reversed(gone)}
-    to_do = [(i, fate) for i, fate in gone if fate is not Fate.DELETED]
-    return _Aftermath(deleted, to_do, [*one_of_each.values()])
 
 
 def delete_array(x: jax.Array) -> None:
