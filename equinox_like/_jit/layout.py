@@ -9,6 +9,7 @@ is made once (`LayoutTable`), and calls look it up. The static leaves of a call 
 select the compiled function, which the layout caches.
 """
 
+import dataclasses
 import functools
 import inspect
 import itertools
@@ -45,6 +46,14 @@ class NamedLeaf(NamedTuple):
     is_donated: bool
 
 
+@dataclasses.dataclass(eq=False)
+class _Passed:
+    """What is passed in one place, and the indices of its leaves in the call."""
+
+    value: Any
+    span: range
+
+
 class _Argument(NamedTuple):
     name: str
     span: range
@@ -58,42 +67,29 @@ def bind(
     treedef: Any,
     donates: Callable[[str, bool], bool] | None,
 ) -> tuple[list[_Argument], Call]:
-    """The arguments of a call in canonical order, and the call rebuilt from them.
-
-    They are numbered as they are passed, from 1; the callable itself is number 0.
-    """
+    """The arguments of a call in canonical order, and the call rebuilt from them."""
     tree, args, kwargs = call
-    tree_def, args_def, kwargs_def = treedef.children()
-    sizes = [
-        d.num_leaves for d in (tree_def, *args_def.children(), *kwargs_def.children())
-    ]
-    ends = list(itertools.accumulate(sizes))
-    spans = [range(end - n, end) for end, n in zip(ends, sizes, strict=True)]
-    by_key = dict(zip(sorted(kwargs), range(len(args) + 1, len(spans)), strict=True))
+    of_tree, of_args, of_kwargs = treedef.children()
+    parts = of_tree, *of_args.children(), *of_kwargs.children()
+    ends = itertools.accumulate(part.num_leaves for part in parts)
+    spans = [range(end - x.num_leaves, end) for x, end in zip(parts, ends, strict=True)]
+    values = tree, *args, *(kwargs[key] for key in sorted(kwargs))
+    own, *passed = map(_Passed, values, spans)
+    by_key = dict(zip(sorted(kwargs), passed[len(args) :], strict=True))
     try:
-        bound = signature.bind(*range(1, len(args) + 1), **by_key)
+        bound = signature.bind(*passed[: len(args)], **by_key)
     except TypeError as e:
         raise TypeError(f"{name}: {e}") from None
-    values = dict(enumerate(args, start=1))
-    values |= {number: kwargs[key] for key, number in by_key.items()}
 
-    names = argument_names(bound) | {0: (name, None)}
+    names = argument_names(bound)
     firsts = () if donates is None else _firsts(bound)
-    each = []
-    for number in [0, *bound.args, *(bound.kwargs[k] for k in sorted(bound.kwargs))]:
-        shown, parameter = names[number]
-        is_donated = (
-            donates is not None
-            and parameter is not None
-            and donates(parameter, number in firsts)
-        )
-        each.append(_Argument(shown, spans[number], is_donated))
-    canonical = (
-        tree,
-        tuple([values[i] for i in bound.args]),
-        {k: values[i] for k, i in bound.kwargs.items()},
-    )
-    return each, canonical
+    arguments = [_Argument(name, own.span, is_donated=False)]
+    for x in [*bound.args, *(bound.kwargs[key] for key in sorted(bound.kwargs))]:
+        shown, parameter = names[x]
+        is_donated = donates is not None and donates(parameter, x in firsts)
+        arguments.append(_Argument(shown, x.span, is_donated))
+    positional = tuple([x.value for x in bound.args])
+    return arguments, (tree, positional, {k: x.value for k, x in bound.kwargs.items()})
 
 
 def _firsts(bound: inspect.BoundArguments) -> Collection[Any]:

@@ -188,11 +188,10 @@ class Prepared(NamedTuple):
 class Programs:
     """The programs of one callable, by their options."""
 
-    __slots__ = ("__weakref__", "_lock", "_owner", "all")
+    __slots__ = ("__weakref__", "_owner", "all")
 
     def __init__(self, owner: Any):
         self.all: dict[Any, Program] = {}
-        self._lock = threading.RLock()
         self._owner = weakref.ref(owner) if owner is not None else NoneType
         with _lock:
             _all_programs.add(self)
@@ -207,7 +206,7 @@ class Programs:
         rest = sorted((k, v) for k, v in jitkwargs.items() if k not in OPTIONS)
         try:
             options = key, parameters, donate, shardings, strict_key(rest)
-            with self._lock:
+            with _lock:
                 found = self.all.get(options)
                 if found is None:
                     found = self.all[options] = Program(opaque, settings)
