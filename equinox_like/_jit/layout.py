@@ -272,8 +272,8 @@ class LayoutTable:
         """The layout of a call, and its leaves in the order that it expects."""
         leaves, structure = registry.flatten(call)
         layout = self._find(structure, leaves)
-        if layout is None and (prepared := _prepared(call)) is not None:
-            call = prepared
+        if layout is None and (again := _flattened_again(call)) is not None:
+            call = again
             leaves, structure = registry.flatten(call)
             layout = self._find(structure, leaves)
         if layout is None:
@@ -340,7 +340,7 @@ class LayoutTable:
                 self.by_structure.pop(structure, None)
 
 
-def _prepared(call: Call) -> Call | None:
+def _flattened_again(call: Call) -> Call | None:
     """The call, if it must be flattened again: with methods as pytrees, or because our
     registry did not know a class yet that JAX knows.
 
@@ -348,8 +348,8 @@ def _prepared(call: Call) -> Call | None:
     """
     _, _, nodes = flatten_with_nodes(call)
     is_other = forget_other_classes(nodes) or registry.adopt(nodes)
-    prepared = with_methods(call) if types.MethodType in map(type, nodes) else call
-    return prepared if is_other or prepared is not call else None
+    again = with_methods(call) if types.MethodType in map(type, nodes) else call
+    return again if is_other or again is not call else None
 
 
 # The most structures, layouts and specializations that one function keeps of each.

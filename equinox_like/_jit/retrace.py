@@ -258,10 +258,9 @@ on_clear(_functions.clear)
 _counting: Final = threading.RLock()  # reentrant: a finaliser may call a function
 
 
-def _this_test() -> str | None:
-    """The test of pytest that runs. Each is a program of its own, and shares its functions
-    with others."""
-    return os.environ.get("PYTEST_CURRENT_TEST")
+# The variable that names the test of pytest that runs. Each is a program of its own, and
+# shares its functions with others.
+_TEST: Final = "PYTEST_CURRENT_TEST"
 
 
 class Storm:
@@ -295,7 +294,7 @@ class Storm:
         with _counting:
             if self.number:  # the cache of the function was cleared
                 return None
-            self.number, self._test = 1, _this_test()
+            self.number, self._test = 1, os.environ.get(_TEST)
             code = _user_code(program)
             if code is None:
                 return None
@@ -317,7 +316,7 @@ class Storm:
         with self._lock:
             if not (self.is_watched and retrace.differences):
                 return None
-            before, self._test = self._test, _this_test()
+            before, self._test = self._test, os.environ.get(_TEST)
             self.number = self.number + 1 if before == self._test else 1
             text = self._warning_of_place(retrace)
             if text is None and self.number >= _MOST:
