@@ -157,14 +157,13 @@ def _walk(path: str, old: Any, new: Any) -> Iterator[Difference]:
     if type(old) is not type(new):
         yield Difference(path, STRUCTURE, *describe_both(old, new, _described))
         return
-    steps, children, was = _children(old)
-    other_steps, others, now = _children(new)
-    if steps != other_steps:
+    (children, was), (others, now) = children_of(old), children_of(new)
+    if [step for step, _ in children] != [step for step, _ in others]:
         texts = describe_both(old, new, _described)
         yield Difference(path, STRUCTURE, *texts, limit=MANY)
         return
     found = list(_in_static_fields(path, old, new))
-    for step, child, other in zip(steps, children, others, strict=True):
+    for (step, child), (_, other) in zip(children, others, strict=True):
         found += _walk(path_str(step, path), child, other)
     yield from found
     if not found and strict_treedef(was) != strict_treedef(now):
@@ -247,11 +246,6 @@ def _fix_of_function(fun: Any) -> str:
 def _shown_name(fun: Any) -> str:
     # A `functools.partial` has no name, but shows its parts.
     return getattr(fun, "__qualname__", None) or repr(fun)
-
-
-def _children(tree: Any) -> tuple[list[Any], list[Any], Any]:
-    pairs, structure = children_of(tree)
-    return [step for step, _ in pairs], [child for _, child in pairs], structure
 
 
 def static_fields(module: Module) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from .._tree.partitioning import map_arrays
 from .checks import raise_clearer
 from .jit import Jitted, filter_jit
 from .layout import CallLayout, LayoutTable, Leaves, chained, data_names
-from .stages import as_platforms
+from .stages import as_platforms, python_is_called
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -301,11 +301,9 @@ def _export(jitted, args, kwargs, platforms, disabled_checks) -> Exported:
             ) from e
         if not is_callback_error(e):
             specialization.fail(e, layout, leaves)
-        raise NotImplementedError(
-            f"`filter_export`: `{traced.__name__}` calls Python while it runs, by a check "
-            "such as `error_if` or by a callback, and another process does not have that "
-            "function. Leave it out; or let the check set NaNs instead, with "
-            '`on_error="nan"` or the environment variable `EQX_ON_ERROR=nan`.'
+        raise python_is_called(
+            f"`filter_export`: `{traced.__name__}`",
+            "Another process does not have that function",
         ) from e
     out = returned[-1]
     try:

@@ -147,7 +147,7 @@ class Specialization:
         tree, args, kwargs = merge(parts, self.skeleton)
         fun = opaque() if tree is None else tree
         instance = getattr(fun, "__self__", None) if tree is None else None
-        assignments = Assignments([*self.skeleton.statics, instance])
+        before = [(x, _attributes(x)) for x in (*self.skeleton.statics, instance)]
         out = call_rebuilt(fun, *args, **kwargs)
         if is_run:
             return out, {None: ()}
@@ -160,7 +160,7 @@ class Specialization:
             trace = trace_of(self._arguments, self.skeleton, avals)
             self.traces.append(trace)
             self.new_traces.append(trace)
-            self._warnings += assignments.warnings(name_of(fun))
+            self._warnings += _warnings_of_assignments(name_of(fun), before)
         return result
 
     def take_apart(self, out: Any) -> tuple[list[Any], dict[int, tuple[()]]]:
@@ -302,25 +302,23 @@ def check_no_leaked_tracers(out: Any) -> None:
                 )
 
 
-class Assignments:
-    """The traced arrays that a function assigns to attributes of its static arguments."""
+def _warnings_of_assignments(
+    function: str, before: Iterable[tuple[Any, dict[str, Any]]]
+) -> list[str]:
+    """A warning for each traced array that a function has assigned to an attribute.
 
-    def __init__(self, statics: Iterable[Any]):
-        """To be made before the function is traced."""
-        self._before = [(x, _attributes(x)) for x in statics]
-
-    def warnings(self, function: str) -> list[str]:
-        """A warning for each of them."""
-        return [
-            f"`{function}` assigned an array to the attribute `{name}` of a "
-            f"`{type(x).__name__}`, which is not a pytree. That runs only when the "
-            "function is traced: later calls skip it, and use the values that were read "
-            f"then. Pass `{name}` as an argument, return the new one, and assign it "
-            "after the call."
-            for x, before in self._before
-            for name, value in _attributes(x).items()
-            if value is not before.get(name) and _holds_tracer(value)
-        ]
+    `before` has its static arguments, with the attributes that they had before.
+    """
+    return [
+        f"`{function}` assigned an array to the attribute `{name}` of a "
+        f"`{type(x).__name__}`, which is not a pytree. That runs only when the "
+        "function is traced: later calls skip it, and use the values that were read "
+        f"then. Pass `{name}` as an argument, return the new one, and assign it "
+        "after the call."
+        for x, attributes in before
+        for name, value in _attributes(x).items()
+        if value is not attributes.get(name) and _holds_tracer(value)
+    ]
 
 
 def _local_variables(x: Any) -> Iterable[Any]:

@@ -121,17 +121,24 @@ class Traced(_Stage[_P, _T]):
         except (NotImplementedError, ValueError) as e:
             if lowering_platforms is None or not is_callback_error(e):
                 raise
-            raise NotImplementedError(
-                f"{self!r} calls Python while it runs, by a check such as `error_if` or "
-                "by a callback. JAX lowers that for the platform of this host only, not "
-                f"for {', '.join(map(repr, lowering_platforms))}. Leave it out; or let "
-                'the check set NaNs instead, with `on_error="nan"` or the environment '
-                "variable `EQX_ON_ERROR=nan`."
+            others = ", ".join(map(repr, lowering_platforms))
+            raise python_is_called(
+                f"{self!r}",
+                f"JAX lowers that for the platform of this host only, not for {others}",
             ) from e
         return Lowered(lowered, self._call, lowering_platforms)
 
     def __repr__(self) -> str:
         return f"<traced {self._call.jitted!r}>"
+
+
+def python_is_called(what: str, problem: str) -> NotImplementedError:
+    """The error for a program that calls Python, where that is a problem."""
+    return NotImplementedError(
+        f"{what} calls Python while it runs, by a check such as `error_if` or by a "
+        f"callback. {problem}. Leave it out; or let the check set NaNs instead, with "
+        '`on_error="nan"` or the environment variable `EQX_ON_ERROR=nan`.'
+    )
 
 
 # Those that JAX lowers for without a plugin. A plugin may have any name.
