@@ -15,7 +15,7 @@ import inspect
 import itertools
 import operator
 import types
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 import jax.tree_util as jtu
@@ -101,13 +101,13 @@ def _firsts(bound: inspect.BoundArguments) -> Collection[Any]:
 
 
 _T = TypeVar("_T")
-_Pair = TypeVar("_Pair", bound=tuple[Any, ...])
 
 DONATE: Final = "donate"
 KEEP: Final = "keep"
 
 
-class _Leaf(NamedTuple):
+@dataclasses.dataclass(slots=True)
+class _Leaf:
     """Where one leaf goes."""
 
     label: Any  # its group, or `STATIC`
@@ -127,28 +127,26 @@ class CallLayout:
         self.treedef = treedef
         self.arguments = arguments
         self._leaves = leaves
-        self.labels = tuple(leaf.label for leaf in leaves)
-        runs: Any = [[leaf.place for leaf in run] for _, run in groups_of(leaves)]
+        self.labels = tuple([leaf.label for leaf in leaves])
+        self._data = data = [leaf for leaf in leaves if leaf.label is not STATIC]
+        runs: Any = groups_of(self.labels, [leaf.place for leaf in leaves])
         self._takes = [_getter(run) for run in runs]
-        # Whether all leaves, in the order they come, form the only group.
-        count = sum(leaf.place is not None for leaf in leaves)
-        self.is_whole = [list(range(count))] == runs
-        data = [leaf for leaf in leaves if leaf.label is not STATIC]
         # The indices of the data among the leaves of a call.
-        self.data_places: Any = [leaf.place for leaf in data]
+        self.data_places: list[int] = chained(runs)
         self.take_data = _getter(self.data_places)
-        # The arrays of the callable itself come first.
-        self.number_of_own_data = sum(leaf.argument == 0 for leaf in data)
-        self._are_donated = [leaf.label == DONATE for leaf in data]
         donated: Any = [leaf for leaf in data if leaf.label == DONATE]
+        kept: Any = [leaf for leaf in data if leaf.label == KEEP]
         self.donates = bool(donated)
-        self.arguments_of_donated = [leaf.argument for leaf in donated]
         self.take_donated = _getter([leaf.place for leaf in donated])
-        kept: Any = [leaf.place for leaf in data if leaf.label == KEEP]
-        self.take_kept = _getter(kept)
-        statics = [leaf.place for leaf in leaves if leaf.label is STATIC]
-        self._static_places = [i for i in statics if i is not None]
+        self.take_kept = _getter([leaf.place for leaf in kept])
+        self._static_places = [
+            leaf.place
+            for leaf in leaves
+            if leaf.label is STATIC and leaf.place is not None
+        ]
         self._take_statics = _getter(self._static_places)
+        # Whether all leaves, in the order they come, form the only group.
+        self.is_whole = not self._static_places and runs == [list(range(len(data)))]
         # The compiled function if there are no static leaves; else those by static key.
         self.only: Any = None
         self._known: dict[Any, Any] = {}
@@ -195,13 +193,23 @@ class CallLayout:
 
     def donated_of_data(self, values: Sequence[Any]) -> list[Any]:
         """The donated leaves' values, from `values` for all data leaves."""
-        return list(itertools.compress(values, self._are_donated))
+        pairs = zip(values, self._data, strict=True)
+        return [value for value, leaf in pairs if leaf.label == DONATE]
+
+    @property
+    def arguments_of_donated(self) -> list[int]:
+        """For each donated leaf, the number of its argument."""
+        return [leaf.argument for leaf in self._data if leaf.label == DONATE]
+
+    @property
+    def number_of_own_data(self) -> int:
+        """The number of data leaves in the callable itself. They come first."""
+        return sum(leaf.argument == 0 for leaf in self._data)
 
     def named_leaves(self, leaves: Leaves) -> list[NamedLeaf]:
-        data = self.take_data(leaves)
-        return [
-            *map(NamedLeaf, data_names(self.arguments, self), data, self._are_donated)
-        ]
+        donated = [leaf.label == DONATE for leaf in self._data]
+        names, data = data_names(self.arguments, self), self.take_data(leaves)
+        return list(map(NamedLeaf, names, data, donated))
 
 
 def with_methods(call: Call) -> Call:
@@ -228,13 +236,11 @@ def data_names(arguments: Arguments, call: Skeleton | CallLayout) -> list[str]:
     return [name for name, label in named if label is not STATIC]
 
 
-_label: Final = operator.itemgetter(0)
-
-
-def groups_of(leaves: Iterable[_Pair]) -> Iterator[tuple[Any, Iterator[_Pair]]]:
-    """The label and the members of each group, of pairs of a label and something else."""
-    data = [leaf for leaf in leaves if leaf[0] is not STATIC]
-    return itertools.groupby(data, _label)
+def groups_of(labels: Iterable[Any], values: Iterable[Any]) -> list[list[Any]]:
+    """The values of each group, of those whose label is not `STATIC`."""
+    pairs = [x for x in zip(labels, values, strict=True) if x[0] is not STATIC]
+    runs = itertools.groupby(pairs, operator.itemgetter(0))
+    return [[value for _, value in run] for _, run in runs]
 
 
 def chained(groups: Iterable[Iterable[_T]]) -> list[_T]:

@@ -74,8 +74,8 @@ class Shardings:
         named = self._named_inputs(layout)
         for name, spec in named:
             check_is_sharding("in_shardings", name, spec)
-        runs = groups_of(zip(layout.labels, self._inputs(layout), strict=True))
-        options["in_shardings"] = tuple(tuple(s for _, s in run) for _, run in runs)
+        specs = groups_of(layout.labels, self._inputs(layout))
+        options["in_shardings"] = tuple(map(tuple, specs))
 
         @functools.wraps(traced)
         def in_their_memory(*groups):
