@@ -352,9 +352,12 @@ def _flattened_again(call: Call) -> Call | None:
 
     This builds the lazy instances of the call; the next call has lazy ones again.
     """
+    again = call
     _, _, nodes = flatten_with_nodes(call)
+    if types.MethodType in map(type, nodes):
+        again = with_methods(call)
+        _, _, nodes = flatten_with_nodes(again)
     is_other = forget_other_classes(nodes) or registry.adopt(nodes)
-    again = with_methods(call) if types.MethodType in map(type, nodes) else call
     return again if is_other or again is not call else None
 
 

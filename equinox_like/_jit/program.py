@@ -2,8 +2,8 @@
 
 A call flattens its arguments in C++ (`_tree/cached.py`). It looks up the layout for
 their structure (`layout.py`), then the specialization for their static leaves
-(`specialization.py`, `donating.py`). The specialization calls the `jax.jit`-ed
-function.
+(`specialization.py`, `donation.py`). The specialization calls the `jax.jit`-ed
+function. A call that is not known goes through the steps of `Program._first_call`.
 
 Programs are stored, if possible, with the callable itself. So wrapping the callable again
 finds what was compiled, and all of it is freed with the callable. A global
@@ -17,7 +17,6 @@ import threading
 import types
 import weakref
 from collections.abc import Callable
-from types import NoneType
 from typing import Any, Final, NamedTuple
 
 import jax.tree_util as jtu
@@ -96,15 +95,22 @@ class Program:
         return self._first_call(call)
 
     def _first_call(self, call: Call) -> Any:
-        """Takes a call that is not known through its steps, the first ones of which
-        `prepare` has, too.
+        """Takes a call that is not known through its steps.
 
-        JAX traces the function in `run`, if it has no trace for the types of the arrays.
+        A tree that contains itself is refused, before anything flattens it. The layout
+        says where each leaf goes, and the skeleton of the static leaves which function
+        is compiled. `run` calls that. Where JAX has no trace yet, a donating function is
+        inspected; then JAX traces, which keeps the output's structure, and what `explain`
+        compares. The stages begin with the same steps, in `prepare`.
         """
-        check_no_cycles(self._function(call), *call[1:])
+        if not self._by_structure:  # else it was flattened
+            check_no_cycles(self._function(call), *call[1:])
         layout, leaves = self.layouts.fit(call)
-        specialization = self._specialize(layout, leaves, call)
-        layout.remember(leaves, specialization)
+        # A call with a method has two structures, of which one may be known.
+        specialization = layout.only or layout.find(leaves)
+        if specialization is None:
+            specialization = self._specialize(layout, leaves, call)
+            layout.remember(leaves, specialization)
         return specialization.run(layout, leaves)
 
     def prepare(self, call: Call) -> "Prepared":
@@ -192,7 +198,7 @@ class Programs:
 
     def __init__(self, owner: Any):
         self.all: dict[Any, Program] = {}
-        self._owner = weakref.ref(owner) if owner is not None else NoneType
+        self._owner = weakref.ref(owner) if owner is not None else types.NoneType
         with _lock:
             _all_programs.add(self)
 
@@ -221,7 +227,7 @@ class Programs:
         return "<programs>"
 
     def __reduce__(self) -> Any:  # with the function's attributes, as `None`
-        return NoneType, ()
+        return types.NoneType, ()
 
 
 _all_programs: weakref.WeakSet[Programs] = weakref.WeakSet()
@@ -245,7 +251,7 @@ def program_of(fun: Any, tree: Any, settings: Settings) -> Program:
         owner, key = tree, None
         if type(tree) is BoundMethod:
             owner, key = tree.__self__, tree.__func__
-        return _of_tree(owner).get(key, NoneType, settings)
+        return _of_tree(owner).get(key, types.NoneType, settings)
     programs, key, opaque = _of_opaque(fun)
     return programs.get(key, opaque, settings)
 
