@@ -4,6 +4,10 @@ It is a `jax.jit`-ed function of groups of arrays. It returns to JAX the arrays 
 output and a number; the output's structure and static leaves are kept here under that
 number. So JAX's caches hold no object of the user, and all is freed with the
 specialization.
+
+JAX traces a function once. An array of that trace that an object keeps is a tracer for
+ever, since later calls do not run the function. So objects in the output that are not
+pytrees, and the attributes of static arguments, are searched for tracers after a trace.
 """
 
 import collections
