@@ -399,7 +399,7 @@ class Deletion:
     def fail(self, layout: CallLayout, leaves: Leaves, error: BaseException) -> None:
         """After a call that raised `error`, unless an earlier call deleted the arrays."""
         if not isinstance(error, DonationError) and not is_deleted_array_error(error):
-            kept = [Buffer.NOT_DONATED] * len(leaves)
+            kept = [Buffer.NOT_DONATED] * len(layout.data_places)
             self.finish(layout, leaves, _FAILED, lambda *_: kept)
 
 
