@@ -1,9 +1,10 @@
 """`OwnRegistry`: our pytree registry, in which cached nodes are built lazily.
 
-Its treedefs hold a `Structure` for each cached node, and nodes that JAX's treedefs do not
-have, `StaticLeaf`, `MutableChild` and `UserNode`: see `structure.py`.
+Its treedefs hold a `Structure` or a `Waiting` for each cached node, and nodes that JAX's
+treedefs do not have, `StaticLeaf`, `MutableChild` and `UserNode`: see `structure.py`.
 """
 
+import enum
 import functools
 import itertools
 import operator
@@ -30,16 +31,41 @@ from .structure import (
     StaticLeaf,
     Structure,
     UserNode,
+    Waiting,
     cached_types,
     structures,
 )
 
 # The most structures that the aux data of a node remembers.
 _MOST_KNOWN: Final = 64
-# Types of static leaves that are the same if their types and values are equal.
-_OF_VALUES: Final = frozenset({bool, int, str, type(None)})
 _set = object.__setattr__
 _new = object.__new__
+
+
+class _Child(enum.IntEnum):
+    """What a child of a cached node in JAX's registry is in ours.
+
+    An `IntEnum`, whose hash is that of an integer and takes no call of Python.
+    """
+
+    ARRAY = enum.auto()
+    # Another cached node, whose children and structure become part of this one's; unless
+    # it is being constructed, and so may change.
+    CACHED = enum.auto()
+    # A tuple, whose items are looked at in turn.
+    TUPLE = enum.auto()
+    # Any other pytree. It is one child, and is flattened in each call.
+    MUTABLE = enum.auto()
+    # Static leaves: compared by type and value, as floats are, by identity, and by the
+    # strict rule.
+    VALUE = enum.auto()
+    FLOAT = enum.auto()
+    OBJECT = enum.auto()
+    OTHER = enum.auto()
+
+
+# Reading a global takes less time than reading a member.
+_ARRAY, _CACHED, _TUPLE, _MUTABLE, _VALUE, _FLOAT, _OBJECT, _OTHER = _Child
 
 
 class OwnRegistry:
@@ -50,8 +76,14 @@ class OwnRegistry:
         # Children and aux data of a node of JAX's registry; `None` for a leaf.
         self._level = jtu.default_registry.flatten_one_level
         self._adopted: set[type] = set()
-        # The types of arrays that have occurred.
-        self._array_types: set[type] = set()
+        # What values of a type are, where that depends on the type alone. Types of arrays
+        # are added when they occur.
+        self._children: dict[type, _Child] = {
+            **dict.fromkeys((bool, int, str, type(None)), _VALUE),
+            **dict.fromkeys((list, dict), _MUTABLE),
+            float: _FLOAT,
+            tuple: _TUPLE,
+        }
         self._lock = threading.RLock()
         self.flatten = nodes.flatten
         nodes.register_node(
@@ -63,203 +95,151 @@ class OwnRegistry:
         )
         self._leaf = nodes.flatten(0)[1]
         self._none = nodes.flatten(None)[1]
-        self._open = self._node((MutableChild, None), [self._leaf])
+        self._mutable = self._node((MutableChild, None), [self._leaf])
 
     def register_cached(self, kind: type) -> None:
-        def unflatten(structure, children):
-            if not structure.is_lazy:
-                return structure.build(children)
+        def unflatten(waiting, children):
+            if not waiting.is_lazy:
+                return waiting.build(children)
             lazy = _new(kind)
-            _set(lazy, FLAT, (children, structure))
+            _set(lazy, FLAT, (children, waiting))
             return lazy
 
+        is_immutable = cached_types[kind].is_immutable
+        self._children[kind] = _CACHED if is_immutable else _MUTABLE
         self._nodes.register_node(kind, operator.attrgetter(FLAT), unflatten)
+
+    # --- Nodes that have their fields ---
 
     def describe(
         self, kind: type, values: Sequence[Any], aux: Any
     ) -> tuple[Sequence[Any], Structure]:
         """The children and the structure of a cached node, from its flattened form."""
-        children: list[Any] = []
-        statics: list[Any] = []
-        key = self._key(values, children, statics)
+        children, key = self._children_and_key(values)
         # `jax.tree.map` and the like return nodes with the aux data of their inputs, so
-        # that most structures are known there. A `StaticLeaf` may be equal to another one.
-        known = getattr(aux, "structures", None)
-        if statics and StaticLeaf in map(type, statics):
-            known = None
+        # that most structures are known there.
+        known = None if key is None else getattr(aux, "structures", None)
         reference = None if known is None else known.get(key)
         structure = reference and reference()
         if structure is None:
-            inner = self._described_by(key, statics)
-            structure = self._structure(kind, aux, inner)
+            structure = self._structure(kind, aux, self._inner_of(values))
             if known is not None:
                 if len(known) >= _MOST_KNOWN:
                     known.clear()
                 known[key] = weakref.ref(structure)
         return children, structure
 
-    def _key(
-        self, values: Sequence[Any], children: list[Any], statics: list[Any]
-    ) -> tuple[Any, ...]:
-        """Describes the children of a node in JAX's registry.
+    def _children_and_key(self, values: Sequence[Any]) -> tuple[list[Any], Any]:
+        """The children in our registry, of values that are those in JAX's; and what is
+        equal for values of the same `_inner_of`, as long as that is alive.
 
-        It is a key for what they are, without the `children` in our registry. Where it
-        has an `id`, or `StaticLeaf`, the object is added to `statics`. A tuple is its type
-        and its length, and its items follow.
+        The key is `None` if it would hold an object of the user's.
         """
+        children: list[Any] = []
         key: list[Any] = []
+        known, is_whole = self._children, True
         pending = [*reversed(values)]  # no recursion, since tuples may be deep
         while pending:
             value = pending.pop()
             kind = type(value)
-            if kind in self._array_types:  # faster than `is_array`
-                children.append(value)
-                key.append(None)
-            elif kind in _OF_VALUES:
-                key.append((kind, value))
-            elif kind is float:
-                key.append(value.hex())
-            elif kind is list or kind is dict:
-                children.append(value)
-                key.append(MutableChild)
-            elif kind is tuple:
-                key.append((kind, len(value)))
-                pending += reversed(value)
-            elif kind not in cached_types:
-                key.append(self._key_of_other(value, children, statics, pending))
-            elif cached_types[kind].is_immutable and not value._assignable_:
+            what = known.get(kind) or self._child_of_other_type(value)
+            if what is _CACHED and not value._assignable_:
                 below, structure = getattr(value, FLAT)
                 children += below
-                statics.append(structure)
-                key.append(id(structure))
-            else:
+                key.append(id(_built(structure)))
+            elif what is _ARRAY or what is _MUTABLE or what is _CACHED:
                 children.append(value)
-                key.append(MutableChild)
-        return tuple(key)
+                key.append(what)
+            elif what is _VALUE:
+                key.append((kind, value))
+            elif what is _TUPLE:
+                key.append((kind, len(value)))
+                pending += reversed(value)
+            elif what is _FLOAT:
+                key.append(value.hex())
+            elif what is _OBJECT:
+                key.append(id(value))
+            else:
+                is_whole = False
+        return children, tuple(key) if is_whole else None
 
-    def _key_of_other(
-        self, value: Any, children: list[Any], statics: list[Any], pending: list[Any]
-    ) -> Any:
+    def _child_of_other_type(self, value: Any) -> _Child:
         kind = type(value)
         if is_array(value) or isinstance(value, Tracer):
-            self._array_types.add(kind)
-            children.append(value)
-            return None
+            self._children[kind] = _ARRAY
+            return _ARRAY
         level = self._level(value)
-        if level is None:
-            if is_compared_by_identity(kind):
-                statics.append(value)
-                return id(value)
-            if has_hash(value):
-                statics.append(StaticLeaf(value))
-                return StaticLeaf
-        elif _is_namedtuple(value, level):
-            pending += reversed(value)
-            return kind, len(value)
-        children.append(value)
-        return MutableChild
+        if level is not None:
+            is_tuple = _is_namedtuple(value, level)
+            return _TUPLE if is_tuple else _MUTABLE
+        if is_compared_by_identity(kind):
+            return _OBJECT
+        return _OTHER if has_hash(value) else _MUTABLE
 
-    def _described_by(self, key: Any, statics: list[Any]) -> Any:
-        """The treedef of a tuple whose children have this key."""
-        parts: list[Any] = []
-        for item in reversed(key):
-            if item is None:
-                part = self._leaf
-            elif item is MutableChild:
-                part = self._open
-            elif type(item) is str:
-                part = self._static(float.fromhex(item))
-            elif type(item) is not tuple:
-                part = self._static(statics.pop())
-            elif issubclass(item[0], tuple):
-                below = [parts.pop() for _ in range(item[1])]
-                part = self._node((item[0], None), below)
-            else:
-                part = self._static(item[1])
-            parts.append(part)
-        return self._node((tuple, None), parts[::-1])
+    def _inner_of(self, values: Sequence[Any]) -> Any:
+        """The treedef of the tuple of these values, children of a node in JAX's registry.
+
+        Its leaves are the children in ours.
+        """
+
+        def stop(value):
+            return not isinstance(value, tuple) or self._child(value) is not _TUPLE
+
+        parts, tuples = jtu.tree_flatten(tuple(values), stop)
+        remaining = map(self._part, parts)
+
+        def whole(treedef):
+            return next(remaining) if treedef.node_data() is None else None
+
+        return fold_treedef(tuples, whole, self._node)
+
+    def _child(self, value: Any) -> _Child:
+        return self._children.get(type(value)) or self._child_of_other_type(value)
+
+    def _part(self, value: Any) -> Any:
+        """The treedef of one value that is not a tuple."""
+        what = self._child(value)
+        if what is _ARRAY:
+            return self._leaf
+        if what is _CACHED and not value._assignable_:
+            return self._cached(self.structure_of(value))
+        if what is _MUTABLE or what is _CACHED:
+            return self._mutable
+        return self._static(value)
+
+    def _structure(self, kind: type, aux: Any, inner: Any) -> Structure:
+        """The interned structure of a node that has its fields."""
+        below = _nodes(inner)
+        # Of the static leaves and the cached nodes' structures.
+        hashes = [
+            hash(data)
+            for kind, data in below
+            if kind is StaticLeaf or kind in cached_types
+        ]
+
+        def make():
+            is_closed = not any(
+                kind is MutableChild or (kind in cached_types and not data.is_closed)
+                for kind, data in below
+            )
+            return Structure(kind, aux, inner, is_closed)
+
+        full_hash = hash((kind, aux, inner, *hashes))
+        return structures.find((kind, aux, inner), make, full_hash)
+
+    # --- Treedefs ---
 
     def _static(self, value: Any) -> Any:
         if value is None:
             return self._none
-        if type(value) is Structure:
-            return self._cached(value)
-        fixed = value if type(value) is StaticLeaf else StaticLeaf(value)
-        return self._node((StaticLeaf, fixed), [])
+        return self._node((StaticLeaf, StaticLeaf(value)), [])
 
-    def _cached(self, structure: Structure) -> Any:
+    def _cached(self, structure: Structure | Waiting) -> Any:
         parts = [self._leaf] * structure.inner.num_leaves
         return self._node((structure.kind, structure), parts)
 
     def _node(self, data: Any, parts: Sequence[Any]) -> Any:
         return self._leaf.from_node_data_and_children(self._nodes, data, parts)
-
-    def _structure(self, kind: type, aux: Any, inner: Any) -> Structure:
-        """The interned structure of a node that user code has built."""
-        # Of the static leaves and the cached nodes' structures.
-        hashes = [
-            hash(data)
-            for kind, data in _nodes(inner)
-            if kind is StaticLeaf or kind in cached_types
-        ]
-        make = functools.partial(self._new_structure, kind, aux, inner)
-        full_hash = hash((kind, aux, inner, *hashes))
-        return structures.find((kind, aux, inner), make, full_hash)
-
-    def _structure_of_output(
-        self, kind: type, aux: Any, parts: Sequence[Any]
-    ) -> Structure:
-        structure = self._new_structure(kind, aux, self._node((tuple, None), parts))
-        built = [self._as_built(part) for part in parts]
-        structure.canonical = self._structure(
-            kind, aux, self._node((tuple, None), built)
-        )
-        structure.is_closed = not any(map(self._has_open, built))
-        return structure
-
-    def _new_structure(self, kind: type, aux: Any, inner: Any) -> Structure:
-        structure = Structure()
-        structure.kind, structure.aux, structure.inner = kind, aux, inner
-        structure.can_wait = all(itertools.starmap(_can_wait, _nodes(inner)))
-        structure.fields = cached_types[kind].lazy_fields(aux)
-        structure.is_lazy = structure.can_wait and bool(structure.fields)
-        structure.is_closed = False
-        structure.programs = structure.canonical = None
-        return structure
-
-    def _has_open(self, treedef: Any) -> bool:
-        """Whether a built node contains anything that can be changed in place."""
-        pending = [treedef]
-        while pending:
-            treedef = pending.pop()
-            node = treedef.node_data()
-            if node is None:
-                continue
-            if node[0] is MutableChild:
-                return True
-            cached = node[0] in cached_types
-            pending += [node[1].inner] if cached else treedef.children()
-        return False
-
-    def _as_built(self, treedef: Any) -> Any:
-        """The treedef that `describe` gives for this output once it is built."""
-
-        def whole(part):
-            node = part.node_data()
-            if node is None or node[0] in (MutableChild, type(None)):
-                return part
-            kind, aux = node
-            if kind is StaticLeaf:
-                return part if has_hash(aux.value) else self._open
-            if kind in cached_types and cached_types[kind].is_immutable:
-                return self._cached(aux.canonical or aux)
-            return (
-                None
-                if kind is tuple or self._is_namedtuple_of_jax(kind)
-                else self._open
-            )
-
-        return fold_treedef(treedef, whole, self._node)
 
     def adopt(self, nodes: Sequence[Any]) -> bool:
         """Registers the types of these nodes that are registered with JAX only.
@@ -316,6 +296,8 @@ class OwnRegistry:
                 pending += [(child, below) for child in reversed(treedef.children())]
         return found
 
+    # --- Nodes that a compiled function returns ---
+
     def describe_output(
         self, tree: Any
     ) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
@@ -352,24 +334,53 @@ class OwnRegistry:
         def make(node, parts):
             kind, aux = node
             if kind in cached_types:
-                return self._cached(self._structure_of_output(kind, aux, parts))
+                return self._cached(self._waiting(kind, aux, parts))
             return self._node(node, parts)
 
         return fold_treedef(treedef, whole, make)
 
+    def _waiting(self, kind: type, aux: Any, parts: Sequence[Any]) -> Waiting:
+        inner = self._node((tuple, None), parts)
+        built = self._node((tuple, None), list(map(self._as_built, parts)))
+        can_wait = all(itertools.starmap(_can_wait, _nodes(inner)))
+        return Waiting(kind, aux, inner, can_wait, self._structure(kind, aux, built))
+
+    def _as_built(self, treedef: Any) -> Any:
+        """The treedef that `describe` gives for this output once it is built."""
+
+        def whole(part):
+            node = part.node_data()
+            if node is None or node[0] is type(None):
+                return part
+            kind, aux = node
+            if kind is StaticLeaf:
+                return part if has_hash(aux.value) else self._mutable
+            if kind in cached_types and cached_types[kind].is_immutable:
+                return self._cached(aux.built)
+            is_tuple = kind is tuple or self._is_namedtuple_of_jax(kind)
+            return None if is_tuple else self._mutable
+
+        return fold_treedef(treedef, whole, self._node)
+
     def _is_namedtuple_of_jax(self, kind: type) -> bool:
         """Whether a type is a named tuple that was not registered with JAX."""
         return _may_be_namedtuple(kind) and kind not in self._adopted
+
+    # --- For the cache of programs ---
 
     def strict_treedef(self, treedef: Any) -> Any:
         """A key for a treedef of this registry, which is compared by the strict
         rule."""
         return strict_treedef(treedef, self._nodes)
 
-    def structure_of(self, instance: Any) -> Structure | None:
+    def structure_of(self, instance: Any) -> Structure:
         """The interned structure of a cached node."""
         _, structure = getattr(instance, FLAT)
-        return structure.canonical or structure
+        return _built(structure)
+
+
+def _built(structure: Structure | Waiting) -> Structure:
+    return structure.built if type(structure) is Waiting else structure
 
 
 def _not_flattened(*_: Any) -> Any:

@@ -1,14 +1,15 @@
-"""The static side of a cached node: the node without its arrays, interned.
+"""The aux data of nodes in our registry: what a node is, without its arrays.
 
 A cached node, such as a Module, is one node in our registry (`registry.py`). Its children
-are all arrays anywhere below it, and its aux data is a `Structure`. Interning makes one
-object for equal values, so that they are compared by identity.
+are all arrays anywhere below it. Its aux data is a `Structure` if it has its fields, and a
+`Waiting` if it is lazy. Interning makes one object for equal values, so that they are
+compared by identity.
 """
 
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar, final
 
 from .strict import strict_key, strict_types
 
@@ -149,47 +150,53 @@ class MutableChild:
 
 
 class Structure(Interned):
-    """A cached node without its children.
+    """A cached node that has its fields, without its children.
 
-    Structures of nodes that users have built are interned: equal ones are the same
-    object. Structures of outputs are not interned, since nodes are built from them,
-    which must have the identical static values that the function returned.
+    Structures are interned: equal ones are the same object.
 
     **Attributes:**
 
     - `kind`, `aux`: type and aux data of the node, as JAX's registry has them.
     - `inner`: the tuple of the node's own children, as a treedef of our registry. Its
         leaves are the children in our registry.
-    - `fields`: the names of the attributes of a lazy instance once it is built.
-    - `can_wait`: whether building such a node runs no user code.
-    - `is_lazy`: whether instances are lazy: it can wait, and there are fields.
-    - `is_closed`: whether nothing in it can be changed in place once it is built.
-    - `canonical`: the interned structure of the same node once it is built. `None` if
-        this structure is interned.
+    - `is_closed`: whether nothing in it can be changed in place.
     - `programs`: the compiled programs of callables with this structure.
     """
 
-    __slots__ = (
-        "aux",
-        "can_wait",
-        "canonical",
-        "fields",
-        "inner",
-        "is_closed",
-        "is_lazy",
-        "kind",
-        "programs",
-    )
+    __slots__ = ("aux", "inner", "is_closed", "kind", "programs")
 
-    kind: type
-    aux: Any
-    inner: Any
-    fields: Sequence[str]
-    can_wait: bool
-    is_closed: bool
-    is_lazy: bool
-    canonical: Any
-    programs: Any
+    def __init__(self, kind: type, aux: Any, inner: Any, is_closed: bool):
+        self.kind, self.aux, self.inner, self.is_closed = kind, aux, inner, is_closed
+        self.programs: Any = None
+
+    def __repr__(self) -> str:
+        return f"{self.kind.__name__}({self.inner})"
+
+
+@final
+class Waiting:
+    """A cached node that a compiled function returns, until it is built.
+
+    It is not interned, since nodes are built from it, which must have the identical static
+    values that the function returned.
+
+    **Attributes:**
+
+    - `kind`, `aux`, `inner`: as in `Structure`.
+    - `can_wait`: whether building such a node runs no user code.
+    - `is_lazy`: whether it is built when it is first read: it can wait, and there are
+        fields that could be read.
+    - `built`: the structure of the node once it is built.
+    """
+
+    __slots__ = ("aux", "built", "can_wait", "inner", "is_lazy", "kind")
+
+    def __init__(
+        self, kind: type, aux: Any, inner: Any, can_wait: bool, built: Structure
+    ):
+        self.kind, self.aux, self.inner = kind, aux, inner
+        self.can_wait, self.built = can_wait, built
+        self.is_lazy = can_wait and bool(cached_types[kind].lazy_fields(aux))
 
     def build(self, children: Sequence[Any]) -> Any:
         """The node from its children. Cached nodes below it are lazy in turn."""
