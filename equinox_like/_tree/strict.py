@@ -13,10 +13,9 @@ arrays, are wrapped.
 import contextlib
 import dataclasses
 import enum
-import sys
 import threading
 import types
-from collections import ChainMap, OrderedDict, defaultdict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any, Final
 
@@ -258,10 +257,6 @@ def _key_by_class(value: Any) -> Any:
     names = compared_names(kind, base)
     if names is not None and has_generated_equality(base):
         return strict_key(getattr(value, name, dataclasses.MISSING) for name in names)
-    if base.__module__ == "unittest.mock":  # a mock leads to ever more mocks
-        return ByOwnEquality(value)
-    if base.__module__.split(".")[0] in sys.stdlib_module_names and base is not object:
-        return _once(_reduced, value)
     if isinstance(value, Mapping):  # of a library, such as `frozendict`
         with contextlib.suppress(Exception):
             return _key_of_mapping(value), ByOwnEquality(value)
@@ -320,16 +315,6 @@ def has_generated_equality(cls: Any) -> bool:
 _GENERATED: Final = ("<string>", "<attrs generated")
 
 
-def _reduced(value: Any) -> Any:
-    """The key of a value of the standard library: the content that `pickle` saves."""
-    try:
-        make, args, *rest = value.__reduce_ex__(4)
-        state, *items = [*rest, None][:3]
-        return strict_key((make, args, state, *map(tuple, filter(None, items))))
-    except Exception:
-        return ByOwnEquality(value)
-
-
 def _key_of_dict(value: Any) -> Any:
     return frozenset(map(strict_key, value.items()))
 
@@ -344,13 +329,6 @@ def _key_of_set(value: Any) -> Any:
     return frozenset(strict_key((x,)) for x in value)
 
 
-def _key_of_proxy(value: Any) -> Any:
-    try:
-        return strict_key((value.copy(),))
-    except AttributeError:  # the mapping has no `copy`
-        return _key_of_dict(value)
-
-
 # For types of the standard library, and types derived from them.
 _KEYS: Final[dict[type, Callable[[Any], Any]]] = {
     int: int.__int__,
@@ -359,7 +337,8 @@ _KEYS: Final[dict[type, Callable[[Any], Any]]] = {
     float: float.hex,
     complex: complex.__repr__,
     bytearray: bytes,
-    memoryview: lambda x: (x.format, x.shape, x.tobytes()),
+    slice: lambda x: strict_key((x.start, x.stop, x.step)),
+    range: lambda x: (x.start, x.stop, x.step),
     tuple: lambda x: strict_key(tuple.__iter__(x)),
     list: lambda x: strict_key(list.__iter__(x)),
     deque: lambda x: (x.maxlen, strict_key(deque.__iter__(x))),
@@ -369,8 +348,8 @@ _KEYS: Final[dict[type, Callable[[Any], Any]]] = {
     dict: _key_of_dict,
     OrderedDict: lambda x: strict_key(x.items()),
     defaultdict: lambda x: (strict_key((x.default_factory,)), _key_of_dict(x)),
-    types.MappingProxyType: _key_of_proxy,
-    ChainMap: lambda x: strict_key(x.maps),
+    types.MappingProxyType: _key_of_dict,
+    types.SimpleNamespace: lambda x: _once(lambda x: _key_of_dict(vars(x)), x),
     Mapping: _key_of_mapping,
     DICT_KEYS: _key_of_set,
     DICT_ITEMS: _key_of_set,

@@ -1,8 +1,6 @@
 """The laws of static values: which are the same, and which only seem so to Python."""
 
-import array
 import collections
-import datetime
 import itertools
 import math
 import types
@@ -142,10 +140,7 @@ def test_containers_differ_in_more_than_what_is_in_them():
         [collections.defaultdict(f, a=1) for f in (None, int, float)],
         [{"a": 1}, collections.OrderedDict(a=1), types.MappingProxyType({"a": 1})],
         [range(0, 3, 2), range(0, 4, 2)],
-        [collections.ChainMap({"a": 1}, {}), collections.ChainMap({}, {"a": 1})],
         [b"a", bytearray(b"a"), memoryview(b"a")],
-        [datetime.datetime(2000, 1, 1, fold=fold) for fold in (0, 1)],
-        [array.array("i", [1]), array.array("l", [1])],
     ]
     for values in different:
         assert len({strict_key((x,)) for x in values}) == len(values)
