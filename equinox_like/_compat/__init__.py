@@ -1,1 +1,12 @@
 """The only folder that imports unstable JAX. Each file says what it is needed for."""
+
+import importlib
+from typing import Any
+
+
+def private(name: str) -> Any:
+    """The module `jax._src.<name>`, or `None` if there is none."""
+    try:
+        return importlib.import_module(f"jax._src.{name}")
+    except ImportError:
+        return None

@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .private import private
+from . import private
 from .tracing import Tracer
 
 

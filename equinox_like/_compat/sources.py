@@ -23,7 +23,7 @@ from typing import Any
 
 import jax
 
-from .private import private
+from . import private
 
 
 def find_exclusion(registry: Any) -> Callable[[str], Any]:

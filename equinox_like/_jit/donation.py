@@ -15,8 +15,8 @@ from typing import Any, Final, Literal, TypeVar, get_args
 
 import numpy as np
 
-from .._compat.lowered import Buffer
-from .._compat.messages import (
+from .._compat.compiled import Buffer
+from .._compat.errors import (
     UNUSABLE_DONATION,
     is_deleted_array_error,
     is_nan_error,

@@ -15,7 +15,7 @@ import jax
 import jax.tree_util as jtu
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from .._compat.messages import is_missing_mesh_error, is_other_sharding_error
+from .._compat.errors import is_missing_mesh_error, is_other_sharding_error
 from .._core.sharding import (
     check_fits,
     check_is_sharding,

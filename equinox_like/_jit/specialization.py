@@ -19,7 +19,7 @@ import jax.tree_util as jtu
 
 from .._call_path import call_rebuilt
 from .._compat.arrays import stored_as
-from .._compat.failures import forget_calls
+from .._compat.errors import forget_calls
 from .._compat.tracing import at_top_level, known_array
 from .._core.base import jit_is_disabled, name_of
 from .._core.deletion import fatal

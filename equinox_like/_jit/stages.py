@@ -14,8 +14,8 @@ import jax
 import jax.tree_util as jtu
 
 from .._compat.arrays import default_device, platform_of
-from .._compat.lowered import Buffer, buffers_of
-from .._compat.messages import is_callback_error
+from .._compat.compiled import Buffer, buffers_of
+from .._compat.errors import is_callback_error
 from .._compat.tracing import Tracer, at_top_level
 from .._core.base import hide_frames
 from .._core.difference import differences

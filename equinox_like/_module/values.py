@@ -17,7 +17,7 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from .._compat.batching import wrapped_by
+from .._compat.tracing import wrapped_by
 from .._tree.arrays import describe_array
 from .._tree.cycles import check_no_cycle
 from .._tree.filters import is_array, is_array_like

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from .._compat.axes import varying_axes
-from .._compat.primitive import number_p
+from .._compat.host import number_p
 from .._compat.sources import traced_frames
 from .._compat.tracing import Tracer, at_top_level, within_program
 from .._core.base import frames_hidden

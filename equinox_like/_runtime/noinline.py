@@ -19,12 +19,13 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .._compat.axes import types_varying_over, varying_alike, varying_axes
-from .._compat.on_host import compute_on_host
-from .._compat.primitive import batch_size, finalisations
-from .._compat.rules import (
+from .._compat.host import compute_on_host
+from .._compat.primitives import (
     Zero,
     as_aval,
     as_struct,
+    batch_size,
+    finalisations,
     instantiate,
     is_undefined_primal,
     jvp_rules,

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 import jax
 
-from .._compat.primitive import batch_size, finalisations
-from .._compat.rules import (
+from .._compat.primitives import (
     UndefinedPrimal,
     Zero,
+    batch_size,
+    finalisations,
     is_undefined_primal,
     jvp_rules,
     lower_as,

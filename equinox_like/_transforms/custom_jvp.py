@@ -15,8 +15,7 @@ import jax.tree_util as jtu
 from jax.custom_derivatives import SymbolicZero, zero_from_primal
 
 from .._call_path import call_rebuilt
-from .._compat.primitive import batch_size
-from .._compat.rules import identity
+from .._compat.primitives import batch_size, identity
 from .._compat.tracing import Tracer
 from .._core.base import Transformed, frames_hidden, name_of, require_callable
 from .._core.context import in_context_of_now

@@ -11,7 +11,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from .._call_path import call_rebuilt
 from .._compat.axes import vary_over, varying_axes
-from .._compat.messages import call_with_rules, is_forward_mode
+from .._compat.errors import call_with_rules, is_forward_mode
 from .._core.base import frames_hidden, name_of, require_callable
 from .._core.context import in_context_of_now
 from .._core.flat_call import Template, as_arrays, pack, pair_of, take_apart, unpack

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..._annotations import signature_of
-from ..._compat.batching import is_vmapped
+from ..._compat.tracing import is_vmapped
 from ..._core.base import Transformed
 from ..._core.context import is_inference
 from ..._module import Frozen, Module

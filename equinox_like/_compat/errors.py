@@ -1,9 +1,19 @@
-"""What errors and warnings of JAX are about, by their texts.
+"""What errors and warnings of JAX are about, and what JAX keeps of a call that has failed.
 
-JAX has no types or codes for these. Serves jax 0.10 to 0.12. We explain them by the names
-of the arguments. Where JAX words one differently, the answer is no, and users see JAX's
-own message; and `call_with_rules` raises JAX's error in a `jax.shard_map` that is not
-compiled.
+Serves jax 0.10 to 0.12.
+
+- JAX has no types or codes for most errors, so their texts are compared. We explain them by
+  the names of the arguments. Where JAX words one differently, the answer is no, and users
+  see JAX's own message; and `call_with_rules` raises JAX's error in a `jax.shard_map` that
+  is not compiled.
+- Once a call of a `jax.jit`-ed function has raised, later calls with the same cache key
+  never take the C++ path again, and cost some 100 us each. Only the private
+  `_clear_cache` resets this. It also drops the fast paths of other cache keys, which come
+  back at their next call. Without it, such calls are slow but correct.
+- A program that calls Python leaves a token with JAX. JAX waits for the token at the next
+  `jax.effects_barrier()` and when the process ends, and then raises the program's error
+  again. `jax._src.dispatch.runtime_tokens` has no public counterpart. Without it the error
+  is raised twice.
 """
 
 import re
@@ -11,6 +21,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import jax
+
+from . import private
 
 # The warning of donated buffers that no output can reuse.
 UNUSABLE_DONATION: Final = re.compile("Some donated buffers were not usable")
@@ -104,3 +116,24 @@ def call_with_rules(function: Callable[..., Any], *args: Any) -> Any:
 def is_forward_mode(error: BaseException) -> bool:
     """Whether this is JAX's error that a `jax.custom_vjp` has no forward mode."""
     return isinstance(error, TypeError) and "forward-mode autodiff" in str(error)
+
+
+def forget_calls(function: Any) -> None:
+    """Clears the fast paths of a `jax.jit`-ed function, for all cache keys."""
+    clear = getattr(function, "_clear_cache", None)
+    if clear is not None:
+        clear()
+
+
+def forget_failed(tokens: Any) -> None:
+    """Waits for each of JAX's tokens, and drops it if its program has failed."""
+    for name in ("current_tokens", "output_runtime_tokens"):
+        kept = getattr(tokens, name, {})
+        for key, token in list(kept.items()):
+            try:
+                token.block_until_ready()
+            except Exception:
+                kept.pop(key, None)
+
+
+runtime_tokens: Any = getattr(private("dispatch"), "runtime_tokens", None)
