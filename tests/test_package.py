@@ -143,8 +143,8 @@ def test_metadata_names_the_repository_of_a_clone(tmp_path):
         "pyproject.toml",
         "README.md",
         "LICENSE",
+        "equinox_like/__init__.py",
         "scripts/project_urls.py",
-        "equinox_like/_version.py",
     ]:
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, project / name)

@@ -24,7 +24,7 @@ import jax
 import numpy as np
 from jax.interpreters import mlir
 
-from .._warn import warn
+from .._errors import warn
 from .errors import is_callback_error
 from .primitives import Primitive, as_aval, finalisations, new_primitive
 

@@ -28,7 +28,7 @@ from .._tree.arrays import describe_array, is_concrete
 from .._tree.filters import is_array, is_none
 from .._tree.match import spread
 from .._tree.nodes import describe_node, path_str
-from .._tree.splitting import STATIC, Skeleton
+from .._tree.partitioning import STATIC, Skeleton
 from .._tree.strict import strict_key
 from .layout import Layout, chained, groups_of
 

@@ -21,7 +21,7 @@ from .._core.base import hide_frames
 from .._core.difference import differences
 from .._errors import DonationError, did_you_mean
 from .._tree.arrays import describe_array, jax_struct_of
-from .._tree.splitting import STATIC
+from .._tree.partitioning import STATIC
 from .checks import raise_explained, wait_for
 from .donating import Deletion
 from .donation import check_not_fatal, check_unused, lower_silently, unusable

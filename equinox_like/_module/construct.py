@@ -12,11 +12,11 @@ from typing import Any, Final
 import jax.tree_util as jtu
 
 from .._annotations import annotate, annotations_of, signature_of
+from .._errors import warn
 from .._tree.cached import MISSING, raw_dict
 from .._tree.cycles import check_no_cycle
 from .._tree.filters import is_inexact_array_like
 from .._tree.require import explain_call
-from .._warn import warn
 from .fields import (
     add_note_on_abstract_fields,
     converter_of,

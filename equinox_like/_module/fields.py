@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
 
 from .._annotations import annotations_of
+from .._errors import warn
 from .._tree.cached import MISSING, Attribute
-from .._tree.structure import FLAT
-from .._warn import warn
+from .._tree.registry import FLAT
 from .flatten import ASSIGNABLE, AUX
 
 _CONVERTER = "converter"

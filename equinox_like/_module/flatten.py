@@ -20,9 +20,8 @@ import jax.tree_util as jtu
 
 from .._annotations import ARE_LAZY
 from .._tree.cached import MISSING, Attribute, Cached, build_now, raw_dict, set_raw_dict
-from .._tree.registry import register_cached
+from .._tree.registry import cached_types, register_cached
 from .._tree.strict import strict_key, strict_types
-from .._tree.structure import cached_types
 
 WRAPPER_ATTRIBUTES: Final = (
     "__module__",
@@ -51,7 +50,7 @@ class Aux(tuple):
     values: tuple[Any, ...] | None
     # Then: the instance's `__dict__` with `None` as children.
     blank: dict[str, Any] | None
-    # For `_tree/own_registry.py`: the structures of nodes with it, by a short key.
+    # For `_tree/registry.py`: the structures of nodes with it, by a short key.
     structures: dict[Any, Any]
 
     def __reduce__(self):

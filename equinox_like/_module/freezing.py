@@ -19,9 +19,9 @@ from .._call_path import call_part
 from .._compat.tracing import Tracer
 from .._tree.at import choosing, tree_at
 from .._tree.filters import array_filter, is_array_like, is_inexact_array
-from .._tree.glob import matches_above
 from .._tree.nodes import children_of, describe_node, leaf_paths, listed, plain_path
 from .._tree.partitioning import map_arrays, map_nodes, tree_filter
+from .._tree.paths import matches_above
 from .._tree.registry import register_cached
 from .._tree.strict import compared_as_trees
 from .fields import field

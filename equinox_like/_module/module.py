@@ -42,8 +42,13 @@ from .flatten import (
     register_empty,
     restore,
 )
-from .instance import Immutable, OfCallables, raise_assignment_error, show_function
-from .render import render
+from .instance import (
+    Immutable,
+    OfCallables,
+    raise_assignment_error,
+    render,
+    show_function,
+)
 from .values import (
     ARRAYS,
     JITTED,

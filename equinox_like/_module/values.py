@@ -18,12 +18,12 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .._compat.tracing import wrapped_by
+from .._errors import warn
 from .._tree.arrays import describe_array
 from .._tree.cycles import check_no_cycle
 from .._tree.filters import is_array, is_array_like
 from .._tree.nodes import flatten_with_nodes, plain_path, with_article
 from .._tree.strict import ByIdentity, strict_key, strict_treedef
-from .._warn import warn
 from .flatten import ASSIGNABLE, SCANNED, ContainsItself, Node
 
 # Name and value of each field to check.

@@ -43,8 +43,8 @@ from .._core.flat_call import take_apart
 from .._module.fields import field
 from .._tree import filter, is_array
 from .._tree.arrays import jax_struct_of, struct_of, with_key, without_key
-from .._tree.splitting import STATIC, Skeleton, merge, split
-from .._tree.structure import Interned, InternTable
+from .._tree.partitioning import STATIC, Skeleton, merge, split
+from .._tree.strict import Interned, InternTable
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

@@ -21,6 +21,7 @@ from .._core.base import Transformed, frames_hidden, name_of, require_callable
 from .._core.context import in_context_of_now
 from .._core.difference import ARRAY_TYPE, STATIC_VALUE, tree_differences
 from .._core.flat_call import as_arrays, pair_of, take_apart, unpack
+from .._errors import warn
 from .._module.fields import field
 from .._tree.arrays import describe_type, reusable
 from .._tree.filters import (
@@ -32,7 +33,6 @@ from .._tree.filters import (
     is_number,
 )
 from .._tree.match import leaf_name
-from .._warn import warn
 from .jvp_vjp import check_only_arrays, is_zero, shape_and_dtype, watch
 
 _P = ParamSpec("_P")

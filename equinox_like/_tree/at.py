@@ -4,7 +4,7 @@ First `where` is resolved to places: the numbers of the chosen nodes in the orde
 JAX visits them. Then the nodes at these places are replaced. A function `where` is called
 on two copies of the tree, whose nodes are distinct objects, so what it returns is found
 by identity. If it returns one leaf, the common case, no other node is visited. Paths and
-trees of bools are looked up among the key paths of all nodes (`at_where.py`).
+trees of bools are looked up among the key paths of all nodes (`paths.py`).
 """
 
 import threading
@@ -16,10 +16,10 @@ from typing import Any, Final, NamedTuple, TypeVar, overload
 import jax.tree_util as jtu
 
 from .._typing import NOT_GIVEN
-from .at_where import choose_places, is_function
 from .deleted import deleted_named
 from .filters import is_array
 from .nodes import Nodes, describe_node
+from .paths import choose_places, is_function
 from .require import check_not_callable, require_callable
 
 _Tree = TypeVar("_Tree")

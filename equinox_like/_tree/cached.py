@@ -1,7 +1,7 @@
 """Nodes that cache their flattened form, and may be lazy.
 
 A cached node is flattened once. The result, `_flat_`, is stored on the instance, where C++
-code reads it: the arrays below it, and what it is without them (`structure.py`). A node
+code reads it: the arrays below it, and what it is without them (`registry.py`). A node
 that a compiled function returns has only `_flat_` at first (it is lazy). It gets its fields
 when one of them, or its `__dict__`, is first needed.
 
@@ -20,8 +20,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from .registry import registry
-from .structure import FLAT, Waiting, cached_types
+from .registry import FLAT, Waiting, cached_types, registry
 
 MISSING: Final[Any] = dataclasses.MISSING
 _set = object.__setattr__

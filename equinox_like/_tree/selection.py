@@ -16,8 +16,8 @@ from typing_extensions import TypeVar  # `default` is in `typing` from Python 3.
 from .._annotations import signature_of
 from .cycles import check_no_cycle
 from .filters import is_array
-from .glob import check_patterns, matches, near_paths
 from .nodes import Nodes, children_of, listed
+from .paths import check_patterns, matches, near_paths
 from .require import check_not_class, not_one_bool, require_callable, require_integer
 
 _Tree = TypeVar("_Tree")

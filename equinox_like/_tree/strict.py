@@ -15,9 +15,10 @@ import dataclasses
 import enum
 import threading
 import types
+import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Set
-from typing import Any, Final
+from collections.abc import Callable, Hashable, Iterable, Mapping, Set
+from typing import Any, Final, Generic, TypeVar
 
 import jax.numpy as jnp
 import jax.tree_util as jtu
@@ -443,3 +444,70 @@ def is_constant(value: Any) -> bool:
     # A subclass may hold more than bytes, for example a mask.
     is_numpy = type(value) is np.ndarray or isinstance(value, np.generic)
     return is_numpy and not value.dtype.hasobject
+
+
+class HashedKey:
+    """A key with its hash, which is computed once.
+
+    Keys whose comparison raises, or returns something other than a truth value, differ.
+    """
+
+    __slots__ = ("__weakref__", "_hash", "key")
+
+    def __init__(self, key: Any, hash_: int):
+        self.key = key
+        self._hash = hash_
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not HashedKey:
+            return False
+        try:
+            return bool(self.key == other.key)
+        except Exception:
+            return False
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+class Interned:
+    """The base of what tables hold. Nothing else holds its `HashedKey`, so both die
+    together."""
+
+    __slots__ = ("__weakref__", "contents")
+
+    contents: HashedKey
+
+
+_T = TypeVar("_T", bound=Interned)
+
+
+class InternTable(Generic[_T]):
+    """Maps keys to objects, and holds them weakly."""
+
+    def __init__(self) -> None:
+        self._known: weakref.WeakKeyDictionary[HashedKey, weakref.ref[_T]]
+        self._known = weakref.WeakKeyDictionary()
+        # Reentrant: comparing keys may run user code that interns another object.
+        self._lock = threading.RLock()
+
+    def find(
+        self, key: Hashable, make: Callable[[], _T], hash_: int | None = None
+    ) -> _T:
+        """The object of an equal key, or a new one: `make()`.
+
+        `hash_` is for keys that cannot be hashed.
+
+        **Raises:**
+
+        `TypeError` if the key has no hash, and none is given.
+        """
+        contents = HashedKey(key, hash(key) if hash_ is None else hash_)
+        with self._lock:
+            known = self._known.get(contents)
+            found = known and known()
+            if found is None:
+                found = make()
+                found.contents = contents
+                self._known[contents] = weakref.ref(found)
+            return found

@@ -6,13 +6,13 @@ import threading
 import jax
 import jax.numpy as jnp
 import pytest
-from equinox_like._compat.primitives import Primitive
 from jax import lax
 from jax.interpreters import mlir
 
 import equinox_like as eqx
 from equinox_like import internal as eqxi
 from equinox_like._compat import host
+from equinox_like._compat.primitives import Primitive
 from equinox_like._runtime.check import Check
 
 

@@ -13,9 +13,8 @@ from strategies import Node, leaves, same, static_leaves, trees
 
 import equinox_like as eqx
 from equinox_like._jit.layout import LayoutTable
-from equinox_like._tree import own_registry
-from equinox_like._tree.own_registry import _MOST_KNOWN
-from equinox_like._tree.registry import OwnRegistry, registry
+from equinox_like._tree import registry as registries
+from equinox_like._tree.registry import _MOST_KNOWN, OwnRegistry, registry
 
 pytestmark = pytest.mark.skipif(
     not isinstance(registry, OwnRegistry), reason="there are no structures"
@@ -108,7 +107,7 @@ def counted(monkeypatch):
     """How often each of these slow steps was taken."""
     counts = collections.Counter()
     for owner, name in (
-        (own_registry, "Structure"),
+        (registries, "Structure"),
         (registry, "_structure"),
         (registry, "describe"),
         (LayoutTable, "add"),

@@ -14,7 +14,7 @@ from hypothesis import given
 from strategies import Node, numbers, reference_same, trees
 
 import equinox_like as eqx
-from equinox_like._tree.splitting import leaf_names
+from equinox_like._tree.partitioning import leaf_names
 
 
 def label(x):
