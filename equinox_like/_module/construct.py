@@ -34,7 +34,6 @@ from .values import (
     check_values,
     harmless_types,
     may_hold_callable,
-    may_need_check,
     type_name,
 )
 
@@ -100,19 +99,9 @@ class ModuleSpec:
             and not (is_abstract or self.abstract_class_variables)
             and not inspect.isabstract(cls)
         )
-        # Whether there are converters, or abstract variables without a value.
+        # Whether there are converters, or abstract variables that may have no value.
         self.needs_conversion = bool(self.converters or self.abstract_variables)
-        # Whether construction is `__init__` and the checks of values, and nothing else.
-        self.init_is_all = (
-            init is not None
-            and self.new_is_plain
-            and self.plain_setattr
-            and not (self.no_init or self.needs_conversion or self.has_post_init)
-        )
-        # Whether the fields must be checked for values of any type.
-        self.has_checks = bool(self.static or self.no_init or self.checks) or any(
-            map(may_need_check, fields)
-        )
+        self.has_checks = bool(self.static or self.no_init or self.checks)
 
     @functools.cached_property
     def assign(self) -> Callable[..., None]:
@@ -163,15 +152,15 @@ def generate_init(
         for f in pseudo_fields.values()
         if f._field_type is not dataclasses._FIELD_CLASSVAR  # pyright: ignore
     ]
-    by_place = [f for f in fields if f.init and not f.kw_only]
-    by_name = [f for f in fields if f.init and f.kw_only]
-    for f, following in pairwise(by_place):
-        if _has_default(f) and not _has_default(following):
+    by_place = [_parameter(f) for f in fields if f.init and not f.kw_only]
+    by_name = [_parameter(f) for f in fields if f.init and f.kw_only]
+    for before, after in pairwise(by_place):
+        if "=" in before and "=" not in after:
+            last = before.partition("=")[0]
             raise TypeError(
-                f"non-default argument {following.name!r} follows default argument "
-                f"{f.name!r}"
+                f"non-default argument {after!r} follows default argument {last!r}"
             )
-    parameters = [f.name for f in [*by_place, *by_name]]
+    parameters = [text.partition("=")[0] for text in by_place + by_name]
     this = "__dataclass_self__" if "self" in parameters else "self"
     lines, passed_on = ["pass"], []
     for f in fields:
@@ -188,13 +177,14 @@ def generate_init(
         lines.append(by_object if past_setattr else f"{this}.{name} = {value}")
     if has_post_init:
         lines.append(f"{this}.__post_init__({', '.join(passed_on)})")
-    given = [this, *map(_parameter, by_place)]
-    given += ["*", *map(_parameter, by_name)] if by_name else []
-    code = (
-        "def make(__set__, __fields__, __unset__):\n"
-        f" def __init__({', '.join(given)}):\n  "
-        + "\n  ".join(lines)
-        + "\n return __init__"
+    given = [this, *by_place, *(["*", *by_name] if by_name else [])]
+    code = "\n  ".join(
+        [
+            "def make(__set__, __fields__, __unset__):",
+            f"def __init__({', '.join(given)}):",
+            *(f"  {line}" for line in lines),
+            "return __init__",
+        ]
     )
     scope: dict[str, Any] = {}
     exec(code, vars(sys.modules.get(cls.__module__, types)), scope)
@@ -234,10 +224,6 @@ def warn_of_unused_post_init(cls: type) -> None:
         )
 
 
-def _has_default(f: Any) -> bool:
-    return f.default is not MISSING or f.default_factory is not MISSING
-
-
 def _parameter(f: Any) -> str:
     if f.default_factory is not MISSING:
         return f"{f.name}=__unset__"
@@ -270,47 +256,20 @@ def construct(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
     # comment, since `help` would show a docstring for each `__call__` that has none.
     spec: ModuleSpec = cls._module_spec_
     try:
-        if spec.init_is_all:
+        if spec.new_is_plain:
             self = _new(cls)
-            if kwargs:
-                spec.assign(self, *args, **kwargs)
-                args += tuple(kwargs.values())
-            else:  # faster
-                spec.assign(self, *args)
-            # Reading the fields takes longer than to go through the arguments.
-            values = spec.read_all(self) if spec.has_checks else args
         else:
-            if spec.new_is_plain:
-                self = _new(cls)
-            else:
-                self = _make_empty(cls, spec, args, kwargs)
-                if not isinstance(self, cls):
-                    return self
-                if _is_finished(self, spec) and _count_references(self) != _ALONE:
-                    # `__new__` returned an instance that it made before.
-                    cls.__init__(self, *args, **kwargs)
-                    return self
-            init = cls.__init__
-            if init is spec.init:
-                init = spec.assign
-            _set(self, ASSIGNABLE, cls._assignable_names_)
-            try:
-                if kwargs:
-                    init(self, *args, **kwargs)
-                else:
-                    init(self, *args)
-                try:
-                    values = spec.read_all(self)
-                except AttributeError:
-                    _require_all_fields(self, spec)
-                    raise
-            finally:
-                _unset(self, ASSIGNABLE)
-            if spec.needs_conversion:
-                values = _convert(self, spec)
-            # If nothing else refers to the instance, none of its fields can contain it.
-            if _count_references(self) != _ALONE:
-                check_values(self, _own_fields(self, spec))
+            self = _make_empty(cls, spec, args, kwargs)
+            if not isinstance(self, cls):
+                return self
+            if _is_finished(self, spec) and _count_references(self) != _ALONE:
+                # `__new__` returned an instance that it made before.
+                cls.__init__(self, *args, **kwargs)
+                return self
+        values = _initialise(self, cls, spec, args, kwargs)
+        # If nothing else refers to the instance, none of its fields can contain it.
+        if _count_references(self) != _ALONE:
+            check_values(self, _own_fields(self, spec))
     except TypeError as error:
         explain_call(error, cls, args, kwargs, f"{cls.__name__}({{}})")
         raise
@@ -326,6 +285,28 @@ def construct(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
     if spec.has_checks:
         _check_fields(self, spec)
     return self
+
+
+def _initialise(self: Any, cls: Any, spec: ModuleSpec, args: Any, kwargs: Any) -> Any:
+    """Calls `__init__`, which may assign fields, and the converters. Returns the values
+    of the fields."""
+    init = cls.__init__
+    if init is spec.init:
+        init = spec.assign
+    _set(self, ASSIGNABLE, cls._assignable_names_)
+    try:
+        if kwargs:
+            init(self, *args, **kwargs)
+        else:  # faster
+            init(self, *args)
+        try:
+            values = spec.read_all(self)
+        except AttributeError:
+            _require_all_fields(self, spec)
+            raise
+    finally:
+        _unset(self, ASSIGNABLE)
+    return _convert(self, spec) if spec.needs_conversion else values
 
 
 def filled(cls: type, fields: dict[str, Any]) -> Any:

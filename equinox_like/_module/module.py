@@ -253,9 +253,6 @@ class ModuleMeta(abc.ABCMeta):
         ):
             value = Attribute(cls, name, value)
         super().__setattr__(name, _as_method(name, value))
-        if name == "__init__" and spec is not None:
-            # This `__init__` may assign other attributes, or leave fields unset.
-            spec.init_is_all = False
 
     def __delattr__(cls, name: str) -> None:
         found = cls.__dict__.get(name)

@@ -145,13 +145,6 @@ def check_callables(self: Any, fields: Fields) -> None:
             )
 
 
-def may_need_check(field: dataclasses.Field) -> bool:
-    """Whether the default of a field may be a JAX-transformed callable with arrays."""
-    if field.default_factory is not dataclasses.MISSING:
-        return True
-    return any(_that_hide_arrays(field.default, field))
-
-
 def _that_hide_arrays(value: Any, self: Any) -> Iterator[Any]:
     """The JAX-transformed callables in `value` with arrays that are not of `self`."""
     for leaf in leaves_of(value, is_leaf=_is_module):
