@@ -287,26 +287,27 @@ def construct(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
     return self
 
 
-def _initialise(self: Any, cls: Any, spec: ModuleSpec, args: Any, kwargs: Any) -> Any:
+def _initialise(made: Any, cls: Any, spec: ModuleSpec, args: Any, kwargs: Any) -> Any:
     """Calls `__init__`, which may assign fields, and the converters. Returns the values
     of the fields."""
+    # Not called `self`: then errors would name the instance as a layer that runs.
     init = cls.__init__
     if init is spec.init:
         init = spec.assign
-    _set(self, ASSIGNABLE, cls._assignable_names_)
+    _set(made, ASSIGNABLE, cls._assignable_names_)
     try:
         if kwargs:
-            init(self, *args, **kwargs)
+            init(made, *args, **kwargs)
         else:  # faster
-            init(self, *args)
+            init(made, *args)
         try:
-            values = spec.read_all(self)
+            values = spec.read_all(made)
         except AttributeError:
-            _require_all_fields(self, spec)
+            _require_all_fields(made, spec)
             raise
     finally:
-        _unset(self, ASSIGNABLE)
-    return _convert(self, spec) if spec.needs_conversion else values
+        _unset(made, ASSIGNABLE)
+    return _convert(made, spec) if spec.needs_conversion else values
 
 
 def filled(cls: type, fields: dict[str, Any]) -> Any:

@@ -135,7 +135,7 @@ def _add(path: tuple[Any, ...], update: Any, node: Any) -> Any:
         if isinstance(node, list | tuple):  # a NumPy array would be added to each item
             raise TypeError("the update of a container must have the same structure.")
         new = node + update
-        return _like(node, new) if is_array(node) else new
+        return _in_dtype_of(node, new) if is_array(node) else new
     except (TypeError, ValueError) as error:  # of JAX, of NumPy
         raise TypeError(
             f"Cannot add `{path_str(path, 'updates')}`, {describe_node(update)}, to "
@@ -143,7 +143,7 @@ def _add(path: tuple[Any, ...], update: Any, node: Any) -> Any:
         ) from error
 
 
-def _like(node: Any, new: Any) -> Any:
+def _in_dtype_of(node: Any, new: Any) -> Any:
     """`new` in the dtype of `node`, so that a compiled function is not retraced."""
     if new.shape != node.shape:
         raise TypeError(f"the sum has shape {new.shape}.")

@@ -8,7 +8,7 @@ and the process is of no use any more. So what may take time looks before it fla
 object at two places JAX makes two (`tree_check`).
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from itertools import pairwise
 from typing import Any, Final
 
@@ -22,14 +22,14 @@ from .registry import FLAT, cached_types
 from .require import named_arguments
 
 _level: Final = jtu.default_registry.flatten_one_level
-_END: Final = object()
 # Deeper trees are not searched. A node may make new children each time, without end.
 _DEEPEST: Final = 100_000
 
 
-def check_no_cycle(
-    name: str, tree: Any, stop: set[type] | frozenset[type] = frozenset()
-) -> None:
+_Types = set[type] | frozenset[type]
+
+
+def check_no_cycle(name: str, tree: Any, stop: _Types = frozenset()) -> None:
     """Raises a `ValueError` if a node of the tree with this name contains itself.
 
     With `stop`, instances of these types are not searched, nor are Modules, which were
@@ -38,14 +38,12 @@ def check_no_cycle(
     nodes = _cycle_in(tree, stop)
     if nodes is None:
         return
-    path: list[Any] = []
-    paths = [path_str(path, name)]
+    paths = [name]
     for parent, child in pairwise(nodes):
         steps = (step for step, x in children_of(parent)[0] if x is child)
-        path += next(steps, ())
-        paths.append(path_str(path, name))
-    above = next(i for i, node in enumerate(nodes) if node is nodes[-1])
-    raise ValueError(contains_itself(nodes[-1], paths[above], paths[-1])) from None
+        paths.append(path_str(next(steps, ()), paths[-1]))
+    above = paths[list(map(id, nodes)).index(id(nodes[-1]))]
+    raise ValueError(contains_itself(nodes[-1], above, paths[-1])) from None
 
 
 def check_no_cycles(function: Any, args: Any, kwargs: Any) -> None:
@@ -68,32 +66,29 @@ def contains_itself(node: Any, above: str, below: str) -> str:
     )
 
 
-def _cycle_in(
-    tree: Any, stop: set[type] | frozenset[type] = frozenset()
-) -> list[Any] | None:
+def _cycle_in(tree: Any, stop: _Types = frozenset()) -> list[Any] | None:
     """The nodes from the root down to one that is also above itself, if there is one."""
     if type(tree) in stop or stop.issuperset(map(type, _children_of(tree))):
         return None  # soon, for most fields
-    nodes: list[Any] = []
-    following: list[Iterator[Any]] = [iter((tree,))]  # of each node, and of the root
-    above, seen = set(), {}
-    while following and len(nodes) < _DEEPEST:
-        child = next(following[-1], _END)
-        if child is _END:
+    above: dict[int, Any] = {}  # by their id, from the root down
+    seen: dict[int, Any] = {}  # held, so that no `id` is used again
+    following = [iter((tree,))]  # the children that are left, of each node above
+    while following and len(following) < _DEEPEST:
+        for child in following[-1]:
+            if id(child) in above:
+                return [*above.values(), child]
+            if id(child) in seen or (
+                stop and (type(child) in stop or type(child) in cached_types)
+            ):
+                continue
+            if children := _children_of(child):
+                seen[id(child)] = above[id(child)] = child
+                following.append(iter(children))
+                break
+        else:
             following.pop()
-            if nodes:
-                above.discard(id(nodes.pop()))
-        elif id(child) in above:
-            return [*nodes, child]
-        elif (
-            id(child) not in seen
-            and not (stop and (type(child) in stop or type(child) in cached_types))
-            and (children := _children_of(child))
-        ):
-            seen[id(child)] = child  # held, so that its `id` is not used again
-            above.add(id(child))
-            nodes.append(child)
-            following.append(iter(children))
+            if above:
+                above.popitem()
     return None
 
 
