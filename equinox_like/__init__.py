@@ -50,8 +50,6 @@ from ._transforms import (
     if_array as if_array,
 )
 from ._tree import (
-    STATIC as STATIC,
-    Skeleton as Skeleton,
     apply_updates as apply_updates,
     combine as combine,
     filter as filter,
@@ -59,9 +57,7 @@ from ._tree import (
     is_array_like as is_array_like,
     is_inexact_array as is_inexact_array,
     is_inexact_array_like as is_inexact_array_like,
-    merge as merge,
     partition as partition,
-    split as split,
     tree_at as tree_at,
     tree_equal as tree_equal,
     tree_inference as tree_inference,

@@ -10,12 +10,4 @@ from .filters import (
     is_inexact_array_like as is_inexact_array_like,
 )
 from .format import tree_pformat as tree_pformat, tree_pprint as tree_pprint
-from .partitioning import (
-    STATIC as STATIC,
-    Skeleton as Skeleton,
-    combine as combine,
-    filter as filter,
-    merge as merge,
-    partition as partition,
-    split as split,
-)
+from .partitioning import combine as combine, filter as filter, partition as partition

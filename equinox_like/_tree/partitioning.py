@@ -364,9 +364,9 @@ class Skeleton:
     """A tree without its data: its structure, the label of each leaf and the static
     leaves.
 
-    Made by [`equinox_like.split`][]. Two skeletons are equal if their structure, labels
-    and static leaves are equal. Static leaves must also have the same type: `1`, `1.0`
-    and `True` differ at any depth, as do `0.0` and `-0.0`; a NaN equals another NaN.
+    Made by [`equinox_like.internal.split`][]. Two skeletons are equal if their structure,
+    labels and static leaves are equal. Static leaves must also have the same type: `1`,
+    `1.0` and `True` differ at any depth, as do `0.0` and `-0.0`; a NaN equals another NaN.
 
     **Attributes:**
 
@@ -430,7 +430,8 @@ def split(
     **Returns:**
 
     A dictionary from each label to its leaves, in JAX's order, and the
-    [`equinox_like.Skeleton`][]. `merge` gives back the tree, with the identical leaves.
+    [`equinox_like.internal.Skeleton`][]. `merge` gives back the tree, with the identical
+    leaves.
 
     **Raises:**
 
@@ -446,10 +447,10 @@ def split(
         import jax.numpy as jnp
 
         tree = {"w": jnp.ones(2), "name": "first"}
-        label = lambda x: "data" if eqx.is_array(x) else eqx.STATIC
-        groups, skeleton = eqx.split(tree, label)
+        label = lambda x: "data" if eqx.is_array(x) else eqx.internal.STATIC
+        groups, skeleton = eqx.internal.split(tree, label)
         assert skeleton.statics == ("first",)
-        assert eqx.merge(groups, skeleton)["w"] is tree["w"]
+        assert eqx.internal.merge(groups, skeleton)["w"] is tree["w"]
         ```
     """
     require_callable(label, "split", "label")
@@ -466,7 +467,7 @@ def split(
 
 
 def merge(groups: Mapping[Hashable, Sequence[Any]], skeleton: Skeleton) -> Any:
-    """Puts together what [`equinox_like.split`][] took apart.
+    """Puts together what [`equinox_like.internal.split`][] took apart.
 
     **Arguments:**
 
@@ -488,9 +489,9 @@ def merge(groups: Mapping[Hashable, Sequence[Any]], skeleton: Skeleton) -> Any:
         import jax.numpy as jnp
 
         tree = {"w": jnp.ones(2), "name": "layer"}
-        label = lambda leaf: "data" if eqx.is_array(leaf) else eqx.STATIC
-        groups, skeleton = eqx.split(tree, label)
-        doubled = eqx.merge({"data": [2 * x for x in groups["data"]]}, skeleton)
+        label = lambda leaf: "data" if eqx.is_array(leaf) else eqx.internal.STATIC
+        groups, skeleton = eqx.internal.split(tree, label)
+        doubled = eqx.internal.merge({"data": [2 * x for x in groups["data"]]}, skeleton)
         assert doubled["w"].tolist() == [2, 2] and doubled["name"] == "layer"
         ```
     """

@@ -90,8 +90,12 @@ from .._tree.arrays import (
 from .._tree.format import TreeWLCustom as TreeWLCustom
 from .._tree.omega import ω as ω
 from .._tree.partitioning import (
+    STATIC as STATIC,
+    Skeleton as Skeleton,
     hashable_combine as hashable_combine,
     hashable_partition as hashable_partition,
+    merge as merge,
+    split as split,
 )
 from ..debug import (
     announce_transform as announce_transform,

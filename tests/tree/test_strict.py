@@ -80,7 +80,9 @@ def test_values_that_python_calls_equal_differ_at_every_depth(containers, x, y):
     assert strictly_same(a, b) == (x is y)
     one, two = Node(0, tag=a), Node(0, tag=b)
     assert (jtu.tree_structure(one) == jtu.tree_structure(two)) == (x is y)
-    groups = [eqx.split(t, lambda leaf: "data") for t in ({"x": one}, {"x": two})]
+    groups = [
+        eqx.internal.split(t, lambda leaf: "data") for t in ({"x": one}, {"x": two})
+    ]
     assert (groups[0][1] == groups[1][1]) == (x is y)
 
 
@@ -108,7 +110,7 @@ def test_dtype_is_the_same_in_all_its_forms(containers, x, y):
     assert eqx.tree_equal(one, two) is same and (one == two) is same
     treedefs = [jtu.tree_structure(node) for node in (one, two)]
     assert (treedefs[0] == treedefs[1]) == same
-    groups = [eqx.split(t, lambda leaf: "data") for t in (one, two)]
+    groups = [eqx.internal.split(t, lambda leaf: "data") for t in (one, two)]
     assert (groups[0][1] == groups[1][1]) == same
 
 
