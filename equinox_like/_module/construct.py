@@ -1,7 +1,6 @@
 """`ModuleSpec`: the description of a Module class; and the construction of an instance."""
 
 import dataclasses
-import functools
 import inspect
 import sys
 import types
@@ -77,9 +76,6 @@ class ModuleSpec:
         self.read_static = getter(self.static)
         # The generated `__init__`; `None` if a hand-written one is used.
         self.init = init
-        # Whether a generated `__init__` calls `__post_init__`. One that is added to the
-        # class later is not called, as in a dataclass.
-        self.has_post_init = hasattr(cls, "__post_init__")
         # Whether the class was declared abstract, and the variables that it still lacks.
         self.is_abstract = is_abstract
         self.abstract_variables, self.abstract_class_variables = (
@@ -102,16 +98,6 @@ class ModuleSpec:
         # Whether there are converters, or abstract variables that may have no value.
         self.needs_conversion = bool(self.converters or self.abstract_variables)
         self.has_checks = bool(self.static or self.no_init or self.checks)
-
-    @functools.cached_property
-    def assign(self) -> Callable[..., None]:
-        """The generated `__init__` for construction, which need not check for freezing.
-
-        Made when the first instance is: generating it takes 0.2 ms.
-        """
-        return generate_init(
-            self.cls, past_setattr=self.plain_setattr, has_post_init=self.has_post_init
-        )
 
 
 def spec_of(cls: type) -> ModuleSpec | None:
@@ -137,14 +123,11 @@ def has_custom_init(cls: type) -> bool:
     return False
 
 
-def generate_init(
-    cls: type, past_setattr: bool, has_post_init: bool
-) -> Callable[..., None]:
+def generate_init(cls: type) -> Callable[..., None]:
     """An `__init__` for the fields of `cls`, as `dataclasses` would generate it.
 
-    That takes time by the square of the number of fields. With `past_setattr`, it assigns
-    by `object.__setattr__` instead of ours, which saves two thirds of the time of a
-    construction, and would change a frozen instance.
+    That takes time by the square of the number of fields. A `__post_init__` that is added
+    to the class later is not called, as in a dataclass.
     """
     pseudo_fields = cls.__dataclass_fields__  # pyright: ignore[reportAttributeAccessIssue]
     fields: list[Any] = [
@@ -162,7 +145,7 @@ def generate_init(
             )
     parameters = [text.partition("=")[0] for text in by_place + by_name]
     this = "__dataclass_self__" if "self" in parameters else "self"
-    lines, passed_on = ["pass"], []
+    lines, passed_on = [f"__set__ = __setter__({this})"], []
     for f in fields:
         name = value = f.name
         if f.default_factory is not MISSING:
@@ -173,14 +156,13 @@ def generate_init(
             continue
         elif not f.init:
             continue
-        by_object = f"__set__({this}, {name!r}, {value})"
-        lines.append(by_object if past_setattr else f"{this}.{name} = {value}")
-    if has_post_init:
+        lines.append(f"__set__({this}, {name!r}, {value})")
+    if hasattr(cls, "__post_init__"):
         lines.append(f"{this}.__post_init__({', '.join(passed_on)})")
     given = [this, *by_place, *(["*", *by_name] if by_name else [])]
     code = "\n  ".join(
         [
-            "def make(__set__, __fields__, __unset__):",
+            "def make(__setter__, __fields__, __unset__):",
             f"def __init__({', '.join(given)}):",
             *(f"  {line}" for line in lines),
             "return __init__",
@@ -189,7 +171,7 @@ def generate_init(
     scope: dict[str, Any] = {}
     exec(code, vars(sys.modules.get(cls.__module__, types)), scope)
     # The last one is what `dataclasses` shows as the default of a field with a factory.
-    init = scope["make"](_set, pseudo_fields, dataclasses._HAS_DEFAULT_FACTORY)  # pyright: ignore
+    init = scope["make"](_setter, pseudo_fields, dataclasses._HAS_DEFAULT_FACTORY)  # pyright: ignore
     init.__qualname__ = f"{cls.__qualname__}.__init__"
     init.__module__ = cls.__module__
     init.__doc__ = cls.__init__.__doc__
@@ -202,6 +184,16 @@ def generate_init(
 
     annotate(init, annotations_of_init)
     return init
+
+
+def _setter(made: Any) -> Any:
+    """What a generated `__init__` assigns fields with.
+
+    `object.__setattr__` saves a third of the time of a construction. It would change a
+    frozen instance, and does not do what a `__setattr__` of the user's does.
+    """
+    may_bypass = made._assignable_ and made._module_spec_.plain_setattr
+    return _set if may_bypass else type(made).__setattr__
 
 
 def convert_annotations(init: Callable[..., None], spec: ModuleSpec) -> None:
@@ -291,15 +283,12 @@ def _initialise(made: Any, cls: Any, spec: ModuleSpec, args: Any, kwargs: Any) -
     """Calls `__init__`, which may assign fields, and the converters. Returns the values
     of the fields."""
     # Not called `self`: then errors would name the instance as a layer that runs.
-    init = cls.__init__
-    if init is spec.init:
-        init = spec.assign
     _set(made, ASSIGNABLE, cls._assignable_names_)
     try:
         if kwargs:
-            init(made, *args, **kwargs)
+            cls.__init__(made, *args, **kwargs)
         else:  # faster
-            init(made, *args)
+            cls.__init__(made, *args)
         try:
             values = spec.read_all(made)
         except AttributeError:

@@ -202,9 +202,7 @@ class ModuleMeta(abc.ABCMeta):
                 f"`init=False` for {name}: neither it nor a base class defines `__init__`."
             )
         else:
-            generated = cls.__init__ = generate_init(
-                cls, past_setattr=False, has_post_init=hasattr(cls, "__post_init__")
-            )
+            generated = cls.__init__ = generate_init(cls)
         spec = ModuleSpec(
             cls,
             is_abstract=is_abstract or getattr(strict, "force_abstract", False),

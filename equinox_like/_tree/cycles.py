@@ -211,19 +211,14 @@ def _memory(array: Any) -> Any:
 
 
 def _at_two_places(node: Any, first: tuple[Any, ...], second: tuple[Any, ...]) -> str:
-    name = type(node).__qualname__
-    places = path_str(first, "pytree"), path_str(second, "pytree")
+    one, other = path_str(first, "pytree"), path_str(second, "pytree")
+    what = type(node).__qualname__
     if isinstance(node, jax.Array | np.ndarray):
-        return (
-            f"The same array, {node.dtype}{list(node.shape)}, is at `{places[0]}` and at "
-            f"`{places[1]}`. JAX makes two of it, which diverge at the first update. "
-            "Keep it in one place and read it from there, or make two with "
-            "`tree_copy`."
-        )
-    if second[: len(first)] == first:
-        return contains_itself(node, *places)
+        what = f"array, {node.dtype}{list(node.shape)},"
+    elif second[: len(first)] == first:
+        return contains_itself(node, one, other)
     return (
-        f"The same {name} is at `{places[0]}` and at `{places[1]}`. JAX makes two of it, "
-        "which diverge at the first update. Keep it in one place and read it from "
-        "there, or make two with `tree_copy`."
+        f"The same {what} is at `{one}` and at `{other}`. JAX makes two of it, which "
+        "diverge at the first update. Keep it in one place and read it from there, or "
+        "make two with `tree_copy`."
     )

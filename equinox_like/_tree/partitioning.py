@@ -12,6 +12,7 @@ rule of `strict.py`. Equal skeletons are not interned: two static leaves that ar
 still differ in what their `==` leaves out.
 """
 
+import dataclasses
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
@@ -360,6 +361,7 @@ class _Static:
 STATIC: Final = _Static()
 
 
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, slots=True, weakref_slot=True)
 class Skeleton:
     """A tree without its data: its structure, the label of each leaf and the static
     leaves.
@@ -375,18 +377,10 @@ class Skeleton:
     - `statics`: the leaves labelled `STATIC`, in the same order.
     """
 
-    __slots__ = ("__weakref__", "_contents", "labels", "statics", "treedef")
-
-    _contents: HashedKey
     treedef: Any
     labels: tuple[Hashable, ...]
     statics: tuple[Any, ...]
-
-    def __init__(self) -> None:
-        raise TypeError("A Skeleton cannot be instantiated: `split` makes one.")
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"A Skeleton is immutable: cannot set `{name}`.")
+    _contents: HashedKey
 
     def __eq__(self, other: object) -> bool:
         return self is other or (
@@ -535,16 +529,7 @@ def make_skeleton(
         ]
         raise _unhashable(statics, of_statics)
     key = strict_treedef(treedef), labels, strict_key(statics)
-    contents = HashedKey(key, hash(key))
-    made: Any = object.__new__(Skeleton)
-    for name, value in (
-        ("treedef", treedef),
-        ("labels", labels),
-        ("statics", statics),
-        ("_contents", contents),
-    ):
-        object.__setattr__(made, name, value)
-    return made
+    return Skeleton(treedef, labels, statics, HashedKey(key, hash(key)))
 
 
 def _of_tree(tree: Any, *rest: Any) -> Skeleton:
