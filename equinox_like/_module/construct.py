@@ -95,8 +95,6 @@ class ModuleSpec:
             and not (is_abstract or self.abstract_class_variables)
             and not inspect.isabstract(cls)
         )
-        # Whether there are converters, or abstract variables that may have no value.
-        self.needs_conversion = bool(self.converters or self.abstract_variables)
         self.has_checks = bool(self.static or self.no_init or self.checks)
 
 
@@ -296,7 +294,9 @@ def _initialise(made: Any, cls: Any, spec: ModuleSpec, args: Any, kwargs: Any) -
             raise
     finally:
         _unset(made, ASSIGNABLE)
-    return _convert(made, spec) if spec.needs_conversion else values
+    if spec.converters or spec.abstract_variables:
+        return _convert(made, spec)
+    return values
 
 
 def filled(cls: type, fields: dict[str, Any]) -> Any:

@@ -159,34 +159,38 @@ def _add_note_on_property(self: Any, name: str, error: AttributeError) -> None:
 
 
 def raise_assignment_error(self: Any, name: str) -> NoReturn:
+    raise dataclasses.FrozenInstanceError(_why_immutable(self, name))
+
+
+def _why_immutable(self: Any, name: str) -> str:
     spec: ModuleSpec = self._module_spec_
+    owner = type_name(self)
     if self._assignable_:
         unset = [n for n in spec.names if n not in self.__dict__]
-        raise dataclasses.FrozenInstanceError(
-            f"Cannot set '{name}' on {type_name(self)}: it is not a field. Declare it, "
-            f"as in `{name}: SomeType`, in the body of the class."
+        return (
+            f"Cannot set '{name}' on {owner}: it is not a field. Declare it, as in "
+            f"`{name}: SomeType`, in the body of the class."
             + did_you_mean(name, unset, "`self.{}`")
         )
     if name == "__isabstractmethod__":
-        raise dataclasses.FrozenInstanceError(
-            f"Cannot mark {type_name(self)} as abstract: put `@abstractmethod` below the "
-            "other decorators, directly above the method."
+        return (
+            f"Cannot mark {owner} as abstract: put `@abstractmethod` below the other "
+            "decorators, directly above the method."
         )
     if self._wraps_callables_ and name not in spec.names:
-        raise dataclasses.FrozenInstanceError(
-            f"Cannot set or delete '{name}' on {type_name(self)}, which is immutable. If a "
-            "decorator sets it, put it below the transformation, or decorate a plain "
-            "function that calls this one."
+        return (
+            f"Cannot set or delete '{name}' on {owner}, which is immutable. If a decorator "
+            "sets it, put it below the transformation, or decorate a plain function that "
+            "calls this one."
         )
+    fix = (
+        "`dataclasses.replace(module, field=new_value)` if its class has no `__init__` of "
+        "its own, or build a new one"
+    )
     if name in spec.dynamic:
         fix = f"`tree_at(lambda m: m.{name}, module, new_value)`"
-    else:
-        fix = (
-            "`dataclasses.replace(module, field=new_value)` if its class has no "
-            "`__init__` of its own, or build a new one"
-        )
-    raise dataclasses.FrozenInstanceError(
-        f"Cannot set or delete '{name}' on {type_name(self)}: Modules are immutable once "
+    return (
+        f"Cannot set or delete '{name}' on {owner}: Modules are immutable once "
         f"constructed. Make a changed copy instead, for example by {fix}. What a call of a "
         "model changes belongs to an `nn.State`, which the call takes and returns."
     )

@@ -432,21 +432,15 @@ def as_pytree(fun: Any) -> Any:
     return MethodDescriptor(fun.__func__).__get__(fun.__self__)
 
 
-def _flatten_bound(bound: BoundMethod):
+def _flatten_bound(bound: Any) -> tuple[tuple[Any], Any]:
     attributes = raw_dict(bound)
     return (attributes["__self__"],), attributes["__func__"]
 
 
-def _flatten_bound_with_keys(bound: BoundMethod):
-    (instance,), function = _flatten_bound(bound)
-    return ((jtu.GetAttrKey("__self__"), instance),), function
-
-
-def _unflatten_bound(function: Any, children: Any) -> BoundMethod:
-    return MethodDescriptor(function).__get__(children[0])
-
-
 show_function(BoundMethod)
 jtu.register_pytree_with_keys(
-    BoundMethod, _flatten_bound_with_keys, _unflatten_bound, _flatten_bound
+    BoundMethod,
+    lambda bound: (((jtu.GetAttrKey("__self__"), bound.__self__),), bound.__func__),
+    lambda function, children: MethodDescriptor(function).__get__(*children),
+    _flatten_bound,
 )

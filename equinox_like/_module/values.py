@@ -82,14 +82,13 @@ def warn_of_unannotated(cls: Any, namespace: dict[str, Any]) -> None:
         if name in declared or (name.startswith("__") and name.endswith("__")):
             continue
         for leaf in leaves_of(value, is_leaf=_is_module):
-            if not _is_module(leaf):
-                found = describe_array(leaf) if isinstance(leaf, jax.Array) else None
+            found = describe_array(leaf) if isinstance(leaf, jax.Array) else None
             # A Module without arrays is a constant, like a function: so are decorated
             # methods. But one that behaves differently at inference must be found then.
-            elif any(map(is_array, leaves_of(leaf))) or hasattr(leaf, "inference"):
+            if _is_module(leaf) and (
+                hasattr(leaf, "inference") or any(map(is_array, leaves_of(leaf)))
+            ):
                 found = with_article(type(leaf).__name__)
-            else:
-                found = None
             if found is not None:
                 kind = type(value).__name__
                 warn(

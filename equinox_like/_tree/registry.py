@@ -389,17 +389,15 @@ class OwnRegistry:
             if kind in cached_types or kind in _BUILT_IN or kind in self._adopted:
                 continue
             level = self._level(example)
-            if level is not None and not _is_namedtuple(example, level):
-                self._adopt(kind)
-                found = True
+            if level is None or _is_namedtuple(example, level):
+                continue
+            found = True
+            with self._lock:
+                if kind not in self._adopted:  # another thread may have adopted it
+                    # Never unflattened, since outputs describe such nodes as `UserNode`.
+                    self._nodes.register_node(kind, self._level, _not_flattened)
+                    self._adopted.add(kind)
         return found
-
-    def _adopt(self, kind: type) -> None:
-        with self._lock:
-            if kind not in self._adopted:  # another thread may have adopted it
-                # Never unflattened, since outputs describe such nodes as `UserNode`.
-                self._nodes.register_node(kind, self._level, _not_flattened)
-                self._adopted.add(kind)
 
     def expand(self, treedef: Any) -> list[Any]:
         """Describes, for each leaf of JAX's registry, what it is in ours.
