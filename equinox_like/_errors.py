@@ -1,4 +1,4 @@
-"""The exception and warning classes of the library, as one tree.
+"""The exceptions and warnings of the library, as one tree, and what issues a warning.
 
     RuntimeError
     ├── DonationError      a buffer was donated and is used again, or cannot be donated

@@ -1,4 +1,4 @@
-"""The only folder that imports unstable JAX. Each file says what it is needed for."""
+"""All that the library needs of unstable JAX; each file says what for."""
 
 import importlib
 from typing import Any

@@ -1,6 +1,6 @@
-"""Runs a jaxpr, or one equation of it, and reads the parameters of an equation. JAX has
-no public way to run a jaxpr with other constants.
+"""Runs a jaxpr, or one equation of it, and reads the parameters of an equation.
 
+JAX has no public way to run a jaxpr with other constants.
 Serves jax 0.10 to 0.12: `jax.core.eval_jaxpr`, or `jax._src.core.eval_jaxpr` if the
 first no longer exists, since names are removed from `jax.core`. The fallback is
 `jax.extend.core.jaxpr_as_fun`, which needs a closed jaxpr, and whose module is slow to

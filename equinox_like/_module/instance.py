@@ -1,4 +1,4 @@
-"""What each instance of a Module has: the names that it shows, and no assignment."""
+"""What each instance of a Module has: names, a picture, and errors for assignments."""
 
 import dataclasses
 import functools

@@ -1,5 +1,7 @@
-"""Checks of the values of a new instance's fields, which detect common mistakes; and how
-instances are compared and hashed by the identity of their arrays.
+"""Checks of the values of a new instance's fields, and the key that compares instances.
+
+The checks detect common mistakes. Instances are compared and hashed by the identity of
+their arrays.
 
 Each check runs only if the type of some value requires it, so that most constructions
 are not slowed down.

@@ -1,4 +1,7 @@
-"""Pytrees. Nothing here depends on Modules."""
+"""Pytrees: the names that most other folders use.
+
+Nothing here depends on Modules.
+"""
 
 from .at import tree_at as tree_at
 from .copies import apply_updates as apply_updates, tree_inference as tree_inference

@@ -1,4 +1,4 @@
-"""Finds what makes a tree none: a node that contains itself, or an array at two places.
+"""Finds a node that contains itself, and an array or a node at two places of a tree.
 
 JAX checks neither. It flattens a cycle without end, until the stack is full: with a
 `SystemError` at best. If Python code runs within, such as `is_leaf`, or the function that

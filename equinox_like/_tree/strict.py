@@ -1,4 +1,4 @@
-"""The strict rule: static values are the same only if their types are, at every depth.
+"""The strict rule for static values: the same type and value at every depth; interning.
 
 In Python `1 == 1.0 == True`, `0.0 == -0.0` and `nan != nan`. But a program that was
 compiled for one of these values is wrong for the others. A dtype is the same in all its
@@ -7,7 +7,8 @@ values into a key whose `==` and `hash` follow the strict rule. Most values stay
 are, next to their types, so that a comparison costs no Python call. A container becomes
 a tuple of its content. So the key does not change when the container does, and it is
 hashable even if the container is not. Values whose `==` does not return a bool, such as
-arrays, are wrapped.
+arrays, are wrapped. Interning makes one object of those with equal keys, so that these are
+compared by identity.
 """
 
 import contextlib
