@@ -98,9 +98,9 @@ def converter_of(f: dataclasses.Field) -> Callable[[Any], Any] | None:
 # The attribute with the abstract variables of a class's own body, from name to kind.
 _OWN: Final = "_module_abstract_"
 # What instances and classes keep of themselves, and the settings of our own classes.
-_OF_INSTANCES = {FLAT, AUX, ASSIGNABLE}
-_OF_CLASSES = {_OWN, "_assignable_names_", "_module_fields_", "_module_spec_"}
-_SETTINGS = {
+_RESERVED: Final = {
+    *(FLAT, AUX, ASSIGNABLE),
+    *(_OWN, "_assignable_names_", "_module_fields_", "_module_spec_"),
     "_passes_calls_on_",
     "_registers_itself_",
     "_shown_",
@@ -115,8 +115,7 @@ def _check_no_reserved_names(cls: Any, annotations: dict[str, Any]) -> None:
     # A copy of a Module class has what its metaclass wrote.
     if cls.__module__.startswith(_LIBRARY) or "__dataclass_fields__" in body:
         return
-    reserved = _OF_INSTANCES | _OF_CLASSES | _SETTINGS
-    for name in sorted(reserved.intersection({*annotations, *body})):
+    for name in sorted(_RESERVED.intersection({*annotations, *body})):
         kind = "Field" if name in annotations else "Attribute"
         raise TypeError(
             f"{kind} '{name}' of {cls.__qualname__} has a reserved name, under which a "

@@ -271,11 +271,10 @@ class _Copies(NamedTuple):
         if len(places) == 1:
             return places[0]
         if places:
-            paths = ", ".join(f"`{path}`" for path in self.opaque.paths_of(answer))
             raise ValueError(
                 f"`where` does not uniquely identify a node of `pytree`: the same "
-                f"{answer!r} occurs at {paths}. To replace a `None` among several, pass "
-                "`is_leaf=lambda x: x is None`."
+                f"{answer!r} occurs at {self.opaque.paths_of(answer)}. To replace a "
+                "`None` among several, pass `is_leaf=lambda x: x is None`."
             )
         raise _depends_on_leaves() if candidates else _not_in_tree(answer)
 

@@ -23,7 +23,7 @@ from .filters import is_array, is_none
 from .format import tree_pformat
 from .match import flatten_up_to, leaf_name
 from .nodes import describe_node, path_str
-from .require import not_one_bool, require_callable
+from .require import one_bool, require_callable
 from .strict import HashedKey, has_hash, strict_key, strict_treedef
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -241,25 +241,24 @@ def _flags(
     """One bool for each of these leaves, which begin at the one with number `start`."""
     filter_name, tree_name = names
     flags: list[bool] = []
+
+    def name():
+        return leaf_name(pytree, start + len(flags), tree_name, is_leaf)
+
     for leaf in leaves:
         try:
             answer = spec(leaf)
         except Exception as error:
-            name = leaf_name(pytree, start + len(flags), tree_name, is_leaf)
             error.add_note(
                 f"This is from a function of `{filter_name}`, called with the leaf "
-                f"`{name}`. It is called with each leaf, not with the tree."
+                f"`{name()}`. It is called with each leaf, not with the tree."
             )
             if isinstance(spec, type):
                 error.add_note(_tree_of_bools("class", f"of({spec.__name__})"))
             raise
-        try:
-            flags.append(bool(answer))
-        except ValueError:
-            if not is_array(answer):
-                raise
-            name = leaf_name(pytree, start + len(flags), tree_name, is_leaf)
-            raise not_one_bool(f"A function of `{filter_name}`", answer, name) from None
+        if type(answer) is not bool:
+            answer = one_bool(answer, f"A function of `{filter_name}`", name)
+        flags.append(answer)
     return flags
 
 

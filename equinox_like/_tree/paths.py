@@ -131,8 +131,7 @@ def _evaluate(steps: tuple[_Step, ...], nodes: Nodes) -> int:
     if len(found) > 1:
         raise ValueError(
             f"`pytree{_text(steps)}` does not uniquely identify a node: the same "
-            f"{node!r} occurs at "
-            f"{', '.join(f'`{path}`' for path in nodes.paths_of(node))}."
+            f"{node!r} occurs at {nodes.paths_of(node)}."
         )
     return found[0]
 

@@ -15,10 +15,9 @@ from typing_extensions import TypeVar  # `default` is in `typing` from Python 3.
 
 from .._annotations import signature_of
 from .cycles import check_no_cycle
-from .filters import is_array
 from .nodes import Nodes, children_of, listed
 from .paths import check_patterns, matches, near_paths
-from .require import check_not_class, not_one_bool, require_callable, require_integer
+from .require import check_not_class, one_bool, require_callable, require_integer
 
 _Tree = TypeVar("_Tree")
 _Node = TypeVar("_Node", default=Any)
@@ -170,13 +169,9 @@ class Selection(Generic[_Tree, _Node]):
         def holds(place: int) -> bool:
             path = self._nodes.plain_paths[place]
             answer = call(path, self._nodes.all[place])
-            try:
-                return bool(answer)
-            except ValueError:
-                if not is_array(answer):
-                    raise
-                function = "The `predicate` of `where`"
-                raise not_one_bool(function, answer, path or "<root>") from None
+            return one_bool(
+                answer, "The `predicate` of `where`", lambda: path or "<root>"
+            )
 
         return self._narrowed(f".where({name})", holds)
 
