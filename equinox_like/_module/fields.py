@@ -274,14 +274,13 @@ def own_declarations(cls: type, annotations: dict[str, Any]) -> dict[str, Any]:
                 f"Cannot use an unsubscripted `{kind.__name__}`, as for '{name}' of "
                 f"{cls.__qualname__}: write `{name}: {kind.__name__}[SomeType]`."
             )
-        declared[name] = kind
-    for name in declared:
         if name in cls.__dict__:
             raise TypeError(
                 f"The abstract attribute '{name}' of {cls.__qualname__} cannot have "
                 f"value {cls.__dict__[name]!r}. To give it one, annotate it with the "
                 "type alone."
             )
+        declared[name] = kind
     setattr(cls, _OWN, declared)
     return declared
 

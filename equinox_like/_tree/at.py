@@ -335,23 +335,20 @@ def _check_no_overlap(places: list[int], nodes: Nodes) -> None:
 
 
 def _as_sequence(replace: Any, length: int) -> list[Any]:
+    several = f"`where` returned a sequence of {length} nodes"
     try:
         given = len(replace)
     except TypeError:
+        given = None
+    # A mapping gives keys, and a set has no order.
+    if given is None or isinstance(replace, Mapping | Set):
+        what = describe_node(replace) + ", which has no length" * (given is None)
         raise TypeError(
-            f"`where` returned a sequence of {length} nodes, so `replace` must be a "
-            f"sequence of the same length. It is {describe_node(replace)}, which has "
-            "no length."
-        ) from None
-    if isinstance(replace, Mapping | Set):  # it gives keys, or has no order
-        raise TypeError(
-            f"`where` returned a sequence of {length} nodes, so `replace` must be a "
-            f"sequence of the same length, in their order. It is {describe_node(replace)}."
+            f"{several}, so `replace` must be a sequence of the same length, in their "
+            f"order. It is {what}."
         )
     if given != length:
-        raise ValueError(
-            f"`where` returned a sequence of {length} nodes, but `replace` has {given}."
-        )
+        raise ValueError(f"{several}, but `replace` has {given}.")
     return list(replace)
 
 

@@ -574,14 +574,11 @@ def _is_namedtuple(value: Any, level: tuple[Sequence[Any], Any]) -> bool:
 class PublicRegistry:
     """As `OwnRegistry`, but uses JAX's registry, node by node; nothing is lazy."""
 
-    def __init__(self) -> None:
-        self.flatten = jtu.tree_flatten
+    flatten = staticmethod(jtu.tree_flatten)
+    strict_treedef = staticmethod(strict_treedef)
 
     def register_cached(self, kind: type) -> None:
         pass
-
-    def strict_treedef(self, treedef: Any) -> Any:
-        return strict_treedef(treedef)
 
     def structure_of(self, instance: Any) -> None:
         return None

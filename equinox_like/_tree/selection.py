@@ -6,6 +6,7 @@ matter.
 """
 
 import bisect
+import dataclasses
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any, Generic, overload
@@ -67,6 +68,7 @@ def select(tree: _Tree) -> "Selection[_Tree]":
     return Selection(tree, nodes, places, ((root, len(places)),))
 
 
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Selection(Generic[_Tree, _Node]):
     """The nodes of a tree that [`equinox_like.select`][] and the methods here chose.
 
@@ -79,23 +81,12 @@ class Selection(Generic[_Tree, _Node]):
     chosen.
     """
 
-    __slots__ = ("_nodes", "_patterns", "_places", "_steps", "_tree")
-
-    def __init__(
-        self,
-        tree: _Tree,
-        nodes: Nodes,
-        places: tuple[int, ...],
-        steps: tuple[tuple[str, int], ...],
-        patterns: tuple[str, ...] = (),
-    ):
-        """Call [`equinox_like.select`][] instead."""
-        self._tree = tree
-        self._nodes = nodes
-        self._places = places
-        # The text of each condition, and how many nodes it left.
-        self._steps = steps
-        self._patterns = patterns  # those of `at`
+    _tree: _Tree
+    _nodes: Nodes
+    _places: tuple[int, ...]
+    # The text of each condition, and how many nodes it left.
+    _steps: tuple[tuple[str, int], ...]
+    _patterns: tuple[str, ...] = ()  # those of `at`
 
     @overload
     def of(self, one: type[_C], /) -> "Selection[_Tree, _C]": ...
