@@ -186,8 +186,6 @@ CONTAINERS = {
     "list": lambda x: [0, x],
     "dict value": lambda x: {"k": x},
     "dict key": lambda x: {x: 0},
-    "keys of a dict": lambda x: {x: 0}.keys(),
-    "items of a dict": lambda x: {"k": x}.items(),
     "set": lambda x: {x, "other"},
     "frozenset": lambda x: frozenset({x}),
     "deque": lambda x: collections.deque([x]),

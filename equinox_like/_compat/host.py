@@ -212,9 +212,8 @@ def lower_values(
     context: Any, *args: Any, function: Any, structs: Any, emit: Any
 ) -> Any:
     if emit is None or not _is_on_one_cpu(context.module_context):
-        return mlir.lower_fun(_values_by_jax, multiple_results=True)(
-            context, *args, function=function, structs=structs
-        )
+        by_jax = functools.partial(jax.pure_callback, function, structs)
+        return mlir.lower_fun(by_jax, multiple_results=True)(context, *args)
     (device, *_) = jax.local_devices(backend="cpu")
 
     def call(*args: Any) -> tuple[Any, ...]:
@@ -238,10 +237,6 @@ def _is_on_one_cpu(module_context: Any) -> bool:
     number = getattr(module_context.axis_context, "num_devices", None)
     no_mesh = jax.sharding.get_abstract_mesh().empty
     return tuple(module_context.platforms) == ("cpu",) and number == 1 and no_mesh
-
-
-def _values_by_jax(*args: Any, function: Any, structs: Any) -> Any:
-    return jax.pure_callback(function, structs, *args)
 
 
 mlir.register_lowering(

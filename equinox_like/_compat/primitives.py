@@ -10,7 +10,6 @@ what uses it: `nn`, `debug`, `internal` and the names in `_late.py`.
 """
 
 import functools
-import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,18 +18,11 @@ import jax.core
 import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
+from . import find
 
-def find(*cores: str) -> Any:
-    """The class `Primitive` of the first of these modules that has it."""
-    for core in cores:
-        try:
-            return importlib.import_module(core).Primitive
-        except (ImportError, AttributeError):
-            continue
+Primitive: Any = find("Primitive", "jax._src.core", "jax.extend.core")
+if Primitive is None:
     raise ImportError("This version of JAX has no `Primitive` where it was.")
-
-
-Primitive: Any = find("jax._src.core", "jax.extend.core")
 
 # For each of our primitives, a function of JAX's primitives alone: see `finalise.py`.
 finalisations: dict[Any, Callable[..., Any]] = {}

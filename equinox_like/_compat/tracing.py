@@ -76,10 +76,7 @@ def within_program() -> bool:
 
 def find_top_level(core: Any) -> Callable[[], bool]:
     """`at_top_level`, from `jax._src.core` or by public means."""
-    try:
-        return core.trace_state_clean
-    except AttributeError:
-        return by_opaque_state()
+    return getattr(core, "trace_state_clean", None) or by_opaque_state()
 
 
 def by_opaque_state() -> Callable[[], bool]:
@@ -94,10 +91,7 @@ def by_opaque_state() -> Callable[[], bool]:
 
 def find_context(config: Any) -> Callable[[], Any]:
     """`trace_context`, from `jax._src.config` or by public means."""
-    try:
-        return config.trace_context
-    except AttributeError:
-        return lambda: tuple(settings().items())
+    return getattr(config, "trace_context", lambda: tuple(settings().items()))
 
 
 def settings() -> dict[str, Any]:

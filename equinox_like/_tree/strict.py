@@ -18,7 +18,7 @@ import threading
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Hashable, Iterable, Mapping, Set
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, Final, Generic, TypeVar
 
 import jax.numpy as jnp
@@ -149,9 +149,6 @@ def has_hash(value: Any) -> bool:
     return True
 
 
-# The views of a dictionary.
-DICT_KEYS: Final = type({}.keys())
-DICT_ITEMS: Final = type({}.items())
 # Types that other files add here, whose `==` follows the strict rule.
 strict_types: Final[set[type]] = set()
 # Types of nodes whose `==` compares the tree, or that have none of their own.
@@ -346,15 +343,12 @@ _KEYS: Final[dict[type, Callable[[Any], Any]]] = {
     deque: lambda x: (x.maxlen, strict_key(deque.__iter__(x))),
     set: _key_of_set,
     frozenset: _key_of_set,
-    Set: _key_of_set,
     dict: _key_of_dict,
     OrderedDict: lambda x: strict_key(x.items()),
     defaultdict: lambda x: (strict_key((x.default_factory,)), _key_of_dict(x)),
     types.MappingProxyType: _key_of_dict,
     types.SimpleNamespace: lambda x: _once(lambda x: _key_of_dict(vars(x)), x),
     Mapping: _key_of_mapping,
-    DICT_KEYS: _key_of_set,
-    DICT_ITEMS: _key_of_set,
 }
 
 
