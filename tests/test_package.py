@@ -315,7 +315,6 @@ def test_public_functions_and_exceptions_name_their_public_module():
 
 # Caught within the library: what a user meets instead is in the comment.
 SIGNALS = {
-    "ContainsItself",  # `ValueError`: "contains the Module"
     "NoText",  # nothing, or `ValueError`: "cannot compare"
     "RecordMismatch",  # `LeafError`
     "UnexpectedTrace",  # nothing: the function is traced

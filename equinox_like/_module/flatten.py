@@ -33,7 +33,6 @@ WRAPPER_ATTRIBUTES: Final = (
 AUX: Final = "_aux_"
 # The attribute with the names that can be assigned while an instance is constructed.
 ASSIGNABLE: Final = "_assignable_"
-SCANNED: Final = frozenset({"<a tree is searched for this instance>"})
 
 # The errors of reading an attribute that is missing.
 _WITHOUT_VALUE: Final = (AttributeError, RuntimeError)
@@ -63,10 +62,6 @@ class Aux(tuple):
 
 
 strict_types.add(Aux)
-
-
-class ContainsItself(Exception):
-    """Flattening reached the instance marked as `SCANNED`."""
 
 
 class Node(Cached):
@@ -129,9 +124,6 @@ def make_functions(
     def flatten_first(self):
         build_now(self)
         attributes = raw_dict(self)
-        state = self._assignable_
-        if state is SCANNED:
-            raise ContainsItself
         present, fixed = dynamic, static
         if attributes.keys() != all_names:
             # Fields may be missing, and there may be other attributes: cached properties,
@@ -140,7 +132,7 @@ def make_functions(
             fixed = tuple(n for n in static + WRAPPER_ATTRIBUTES if n in attributes)
         statics = tuple([attributes[name] for name in fixed])
         aux = _make_aux(present, fixed, statics, shared)
-        if not state:
+        if not self._assignable_:
             if present + fixed == names:
                 aux.values = get_static(self)
             _set(self, AUX, aux)

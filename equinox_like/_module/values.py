@@ -22,17 +22,16 @@ import numpy as np
 from .._compat.tracing import wrapped_by
 from .._errors import warn
 from .._tree.arrays import describe_array
-from .._tree.cycles import check_no_cycle
+from .._tree.cycles import check_no_cycle, contains
 from .._tree.filters import is_array, is_array_like
 from .._tree.nodes import flatten_with_nodes, plain_path, with_article
 from .._tree.strict import ByIdentity, strict_key, strict_treedef
-from .flatten import ASSIGNABLE, SCANNED, ContainsItself, Node
+from .flatten import Node
 
 # Name and value of each field to check.
 Fields = Iterator[tuple[str, Any]]
 
 _set = object.__setattr__
-_unset = object.__delattr__
 
 # Values of these types hold no array.
 HOLD_NO_ARRAY: Final = frozenset(
@@ -158,20 +157,14 @@ def _that_hide_arrays(value: Any, self: Any) -> Iterator[Any]:
 
 def check_values(self: Any, fields: Fields) -> None:
     """Raises if a field contains `self`; warns if a callable in it refers to `self`."""
-    # With this mark, flattening `self` raises `ContainsItself`.
-    _set(self, ASSIGNABLE, SCANNED)
-    try:
-        for name, value in fields:
-            wrappers: list[Any] = []
-            try:
-                check_no_cycle(f"self.{name}", value)
-                leaves = leaves_of(value, is_leaf=_collector(wrappers))
-            except ContainsItself:
-                _raise_contains_itself(self, name)
-            if wrappers or not _OPAQUE.isdisjoint(map(type, leaves)):
-                _check_opaque(self, name, [*leaves, *wrappers])
-    finally:
-        _unset(self, ASSIGNABLE)
+    for name, value in fields:
+        if contains(value, self):
+            _raise_contains_itself(self, name)
+        check_no_cycle(f"self.{name}", value)
+        wrappers: list[Any] = []
+        leaves = leaves_of(value, is_leaf=_collector(wrappers))
+        if wrappers or not _OPAQUE.isdisjoint(map(type, leaves)):
+            _check_opaque(self, name, [*leaves, *wrappers])
 
 
 def _check_opaque(self: Any, name: str, leaves: list[Any]) -> None:
@@ -199,8 +192,6 @@ def leaves_of(value: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[
     """The leaves of any object; none, if JAX cannot flatten it."""
     try:
         return jtu.tree_leaves(value, is_leaf)
-    except ContainsItself:
-        raise
     except Exception:
         return []  # for example, a dictionary whose keys cannot be sorted
 

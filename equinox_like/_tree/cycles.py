@@ -8,7 +8,7 @@ and the process is of no use any more. So what may take time looks before it fla
 object at two places JAX makes two (`tree_check`).
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
@@ -66,11 +66,22 @@ def contains_itself(node: Any, above: str, below: str) -> str:
     )
 
 
-def _cycle_in(tree: Any, stop: _Types = frozenset()) -> list[Any] | None:
-    """The nodes from the root down to one that is also above itself, if there is one."""
-    if type(tree) in stop or stop.issuperset(map(type, _children_of(tree))):
+def contains(tree: Any, node: Any) -> bool:
+    """Whether a tree is this node, or has it below."""
+    nodes = _cycle_in(tree, outer=(node,))
+    return nodes is not None and nodes[-1] is node
+
+
+def _cycle_in(
+    tree: Any, stop: _Types = frozenset(), outer: Sequence[Any] = ()
+) -> list[Any] | None:
+    """The nodes from the root down to one that is also above itself, if there is one.
+
+    `outer` are nodes above the root.
+    """
+    if stop and (type(tree) in stop or stop.issuperset(map(type, _children_of(tree)))):
         return None  # soon, for most fields
-    above: dict[int, Any] = {}  # by their id, from the root down
+    above = {id(node): node for node in outer}  # from the root down
     seen: dict[int, Any] = {}  # held, so that no `id` is used again
     following = [iter((tree,))]  # the children that are left, of each node above
     while following and len(following) < _DEEPEST:
