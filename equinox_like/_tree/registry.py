@@ -167,9 +167,6 @@ class Waiting:
         unflatten = cached_types[self.kind].unflatten
         return unflatten(self.aux, self.inner.unflatten(children))
 
-    def __repr__(self) -> str:
-        return f"{self.kind.__name__}({self.inner})"
-
 
 structures: Final[InternTable[Structure]] = InternTable()
 
@@ -224,6 +221,7 @@ class OwnRegistry:
         }
         self._lock = threading.RLock()
         self.flatten = nodes.flatten
+        self.strict_treedef = functools.partial(strict_treedef, nodes=nodes)
         nodes.register_node(
             StaticLeaf, lambda fixed: ((), fixed), lambda fixed, _: fixed.value
         )
@@ -501,13 +499,6 @@ class OwnRegistry:
     def _is_namedtuple_of_jax(self, kind: type) -> bool:
         """Whether a type is a named tuple that was not registered with JAX."""
         return _may_be_namedtuple(kind) and kind not in self._adopted
-
-    # --- For the cache of programs ---
-
-    def strict_treedef(self, treedef: Any) -> Any:
-        """A key for a treedef of this registry, which is compared by the strict
-        rule."""
-        return strict_treedef(treedef, self._nodes)
 
     def structure_of(self, instance: Any) -> Structure:
         """The interned structure of a cached node."""

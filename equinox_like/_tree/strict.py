@@ -252,7 +252,9 @@ def _key_by_class(value: Any) -> Any:
     kind = type(value)
     base = next(b for b in kind.__mro__ if b in _KEYS or "__eq__" in b.__dict__)
     if base in _KEYS:
-        return _key_of_derived(value, _KEYS[base])
+        # Its content, and its attributes.
+        key_of, attributes = _KEYS[base], object.__getstate__
+        return _once(lambda x: (key_of(x), strict_key([attributes(x)])), value)
     names = compared_names(kind, base)
     if names is not None and has_generated_equality(base):
         return strict_key(getattr(value, name, dataclasses.MISSING) for name in names)
@@ -260,13 +262,6 @@ def _key_by_class(value: Any) -> Any:
         with contextlib.suppress(Exception):
             return _key_of_mapping(value), ByOwnEquality(value)
     return ByOwnEquality(value)
-
-
-def _key_of_derived(value: Any, key_of: Callable[[Any], Any]) -> Any:
-    """The key of a value whose class is derived from one of `_KEYS`: its content by
-    `key_of`, and its attributes."""
-    attributes = object.__getstate__
-    return _once(lambda x: (key_of(x), strict_key([attributes(x)])), value)
 
 
 def _once(key_of: Callable[[Any], Any], value: Any) -> Any:
