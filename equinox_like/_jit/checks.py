@@ -18,13 +18,14 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .._compat.arrays import MAY_CRASH, record_deleted_part
-from .._compat.failures import forget_failed, runtime_tokens
-from .._compat.jaxpr import name_and_params, opened, programs_in
-from .._compat.messages import (
+from .._compat.errors import (
+    forget_failed,
     is_deleted_array_error,
     is_nan_error,
     is_shared_buffer_error,
+    runtime_tokens,
 )
+from .._compat.jaxpr import name_and_params, opened, programs_in
 from .._errors import DonationError
 from .._tree.arrays import buffer_pointers, is_concrete, is_deleted
 from .._tree.deleted import check_not_deleted

@@ -26,14 +26,12 @@ import jax
 import numpy as np
 
 from .._compat.arrays import stored_as
-from .._compat.failures import forget_calls
-from .._compat.lowered import Buffer, buffers_of, unused_arguments
-from .._compat.messages import UNUSABLE_DONATION, is_deleted_array_error
+from .._compat.compiled import Buffer, buffers_of, unused_arguments
+from .._compat.errors import UNUSABLE_DONATION, forget_calls, is_deleted_array_error
 from .._compat.tracing import jit_is_disabled
-from .._errors import DonationError, DonationWarning, did_you_mean
+from .._errors import DonationError, DonationWarning, did_you_mean, warn
 from .._tree.arrays import describe_array
 from .._tree.deleted import Record
-from .._warn import warn
 from .checks import are_any_sharded, check_not_fatal, check_unused, fatal
 from .layout import CallLayout, Leaves, NamedLeaf, add_bounded
 from .specialization import Specialization, UnexpectedTrace, expected

@@ -28,10 +28,9 @@ from .._module.module import BoundMethod
 from .._tree.cycles import check_no_cycles
 from .._tree.deleted import Record
 from .._tree.filters import is_array_or_struct
-from .._tree.registry import registry
-from .._tree.splitting import Skeleton
+from .._tree.partitioning import Skeleton
+from .._tree.registry import cached_types, registry
 from .._tree.strict import ByIdentity, strict_key, strict_treedef
-from .._tree.structure import cached_types
 from .donation import Donate, DonatingSpecialization, Donation
 from .layout import Call, CallLayout, LayoutTable, Leaves, add_bounded, with_methods
 from .retrace import Storm, Trace

@@ -25,7 +25,7 @@ import jax
 import jax.tree_util as jtu
 
 from .._call_path import call_rebuilt
-from .._compat.failures import forget_calls
+from .._compat.errors import forget_calls
 from .._compat.tracing import (
     Tracer,
     at_top_level,
@@ -36,15 +36,14 @@ from .._compat.tracing import (
 from .._core.base import name_of
 from .._core.flat_call import take_apart
 from .._core.show_as import show_as
-from .._errors import RetraceWarning
+from .._errors import RetraceWarning, warn
 from .._module.values import leaves_of
 from .._tree.cycles import check_no_cycle
 from .._tree.filters import is_array, is_none
 from .._tree.match import leaf_name
 from .._tree.nodes import MAKE_A_PYTREE
+from .._tree.partitioning import STATIC, Skeleton, merge
 from .._tree.registry import registry
-from .._tree.splitting import STATIC, Skeleton, merge
-from .._warn import warn
 from .checks import (
     check_not_fatal,
     fatal,
