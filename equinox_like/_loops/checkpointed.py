@@ -34,7 +34,7 @@ from jax.custom_derivatives import SymbolicZero
 from .._compat.rules import Zero
 from .._runtime.vprim import create_vprim
 from .._transforms.jvp_vjp import watch
-from .schedule import Marks, Online, put_if, value_at
+from .schedule import Online, SavedSteps, put_if, value_at
 from .staging import Loop, Mask, goes_on, one_way, put, run_plain, take
 
 
@@ -69,12 +69,12 @@ def run_checkpointed(loop: Loop, max_steps: int | None, checkpoints: int) -> lis
     return run(loop.consts, loop.state)
 
 
-class _Saved(NamedTuple):
+class _Residuals(NamedTuple):
     """What the backward pass needs from the forward pass."""
 
     consts: list[Any]
     stacks: list[Any]
-    marks: Marks
+    kept: SavedSteps
     count: Any  # of steps
     buffers: list[Any]
 
@@ -96,7 +96,7 @@ class _Derivative:
     def _is_saved(self) -> Mask:
         return [not is_buffer for is_buffer in self.is_buffer]
 
-    def forward(self, consts: Any, state: Any) -> tuple[list[Any], _Saved]:
+    def forward(self, consts: Any, state: Any) -> tuple[list[Any], _Residuals]:
         online = Online(self.checkpoints, self.max_steps)
 
         def cond(carry):
@@ -115,11 +115,11 @@ class _Derivative:
         ]
         carry = np.int32(0), online.start(), stacks, state
         count, progress, stacks, state = lax.while_loop(cond, body, carry)
-        marks = online.marks(progress, count)
+        kept = online.saved_steps(progress, count)
         buffers = take(state, self.is_buffer)
-        return state, _Saved(consts, stacks, marks, count, buffers)
+        return state, _Residuals(consts, stacks, kept, count, buffers)
 
-    def backward(self, saved: _Saved, cotangents: Sequence[Any]) -> list[Any]:
+    def backward(self, saved: _Residuals, cotangents: Sequence[Any]) -> list[Any]:
         """From the cotangents of the last state to those of the consts and first state.
 
         `cotangents` are of the arrays in `perturbed`; the result is for those in `given`,
@@ -146,49 +146,49 @@ class _Derivative:
         return [*take(ct_consts, consts_given), *take(ct_state, state_given)]
 
     def _sweep(
-        self, saved: _Saved, masks: tuple[Mask, Mask], ct_consts: Any, ct_state: Any
+        self, saved: _Residuals, masks: tuple[Mask, Mask], ct_consts: Any, ct_state: Any
     ) -> tuple[list[Any], list[Any]]:
         """Differentiates the steps from the last to the first."""
 
         def body(carry):
-            target, marks, stacks, buffers, ct_consts, ct_state = carry
-            marks, stacks, state = self._replay(
-                saved.consts, target, marks, stacks, buffers
+            target, kept, stacks, buffers, ct_consts, ct_state = carry
+            kept, stacks, state = self._replay(
+                saved.consts, target, kept, stacks, buffers
             )
             buffers, more, ct_state = self._pull_back(
                 saved.consts, state, masks, ct_state
             )
             ct_consts = [a + b for a, b in zip(ct_consts, more, strict=True)]
-            step, _ = marks.last()
-            marks = marks.pop_if(step == target)
-            return target - 1, marks, stacks, buffers, ct_consts, ct_state
+            step, _ = kept.last()
+            kept = kept.pop_if(step == target)
+            return target - 1, kept, stacks, buffers, ct_consts, ct_state
 
-        start = saved.count - 1, saved.marks, saved.stacks, saved.buffers
+        start = saved.count - 1, saved.kept, saved.stacks, saved.buffers
         carry = *start, ct_consts, ct_state
         return lax.while_loop(lambda carry: carry[0] >= 0, body, carry)[-2:]
 
     def _replay(
-        self, consts: Any, target: Any, marks: Marks, stacks: Any, buffers: Any
-    ) -> tuple[Marks, list[Any], list[Any]]:
+        self, consts: Any, target: Any, kept: SavedSteps, stacks: Any, buffers: Any
+    ) -> tuple[SavedSteps, list[Any], list[Any]]:
         """The state before step `target`, recomputed from the last saved state.
 
         Saves states on the way, if there are free slots.
         """
 
         def body(carry):
-            step, stop, marks, stacks, state = carry
+            step, stop, kept, stacks, state = carry
             step, state = step + 1, self.step(consts, state)
             is_saved = (step == stop) & (stop < target)
-            stacks = self._put_if(is_saved, stacks, marks.free_slot(), state)
-            marks = marks.push_if(is_saved, step)
-            stop = jnp.where(is_saved, marks.next_stop(step, target), stop)
-            return step, stop, marks, stacks, state
+            stacks = self._put_if(is_saved, stacks, kept.free_slot(), state)
+            kept = kept.push_if(is_saved, step)
+            stop = jnp.where(is_saved, kept.next_stop(step, target), stop)
+            return step, stop, kept, stacks, state
 
-        step, slot = marks.last()
+        step, slot = kept.last()
         state = self._state([value_at(x, slot) for x in stacks], buffers)
-        if marks.steps is None:
-            return marks, stacks, state  # nothing to recompute
-        carry = step, marks.next_stop(step, target), marks, stacks, state
+        if kept.steps is None:
+            return kept, stacks, state  # nothing to recompute
+        carry = step, kept.next_stop(step, target), kept, stacks, state
         return lax.while_loop(lambda carry: carry[0] < target, body, carry)[2:]
 
     def _put_if(self, pred: Any, stacks: Any, slot: Any, state: Any) -> list[Any]:

@@ -72,7 +72,7 @@ def put_if(pred: Any, stack: Any, slot: Any, x: Any) -> Any:
     return lax.dynamic_update_index_in_dim(stack, x, slot, 0)
 
 
-class Marks(NamedTuple):
+class SavedSteps(NamedTuple):
     """The saved steps and their slots, in the order of time.
 
     `slots` is a permutation of all slots. Those after the first `count` are free. If every
@@ -90,7 +90,7 @@ class Marks(NamedTuple):
             return i, i
         return value_at(self.steps, i), value_at(self.slots, i)
 
-    def pop_if(self, pred: Any) -> "Marks":
+    def pop_if(self, pred: Any) -> "SavedSteps":
         return self._replace(count=self.count - jnp.where(pred, 1, 0))
 
     def next_stop(self, step: Any, target: Any) -> Any:
@@ -104,12 +104,12 @@ class Marks(NamedTuple):
         """A free slot, if there is one."""
         return value_at(self.slots, self.count)
 
-    def push_if(self, pred: Any, step: Any) -> "Marks":
+    def push_if(self, pred: Any, step: Any) -> "SavedSteps":
         steps = put_if(pred, self.steps, self.count, step)
-        return Marks(steps, self.slots, self.count + jnp.where(pred, 1, 0))
+        return SavedSteps(steps, self.slots, self.count + jnp.where(pred, 1, 0))
 
 
-class _Saved(NamedTuple):
+class _SavedStep(NamedTuple):
     """A saved step: its slot, the slot of the saved step before it, and its level."""
 
     slot: Any = np.int32(0)
@@ -132,9 +132,21 @@ class Progress(NamedTuple):
     levels: Any
     length: Any  # of the round
     anchor: Any  # the step at which the next round begins
-    last: _Saved = _Saved()
-    top: _Saved = _Saved()
-    below_top: _Saved = _Saved()
+    last: _SavedStep = _SavedStep()
+    top: _SavedStep = _SavedStep()
+    below_top: _SavedStep = _SavedStep()
+
+
+class _Placed(NamedTuple):
+    """The slot of a new step, and how the list of saved steps changes. All are traced."""
+
+    slot: Any
+    is_saved: Any
+    is_early: Any  # it takes a free slot
+    is_late: Any  # it is placed by levels, not in a round
+    is_anchor: Any  # it begins a round
+    is_moved: Any  # its slot was not the last in the list, and moves to the end
+    is_raised: Any  # its level is one above that of the last step, whose slot it takes
 
 
 class Online:
@@ -159,57 +171,69 @@ class Online:
     def save(self, progress: Any, step: Any) -> tuple[Progress | None, Any, Any]:
         """The new progress, the slot for this step, and whether the step is saved.
 
-        For example, the steps in the slots with three checkpoints:
+        For example with three checkpoints, and so three slots:
 
-        - 0, 1 and 2 fill the free slots: `0 1 2`. Step 3 ends the round, and is not saved.
-        - 4 is the anchor of the next round. It takes the slot of the last saved step, 2:
-            `0 1 4`. The `top` is now step 1, the first that the previous round saved.
-        - 5 takes the slot of the `top`: `0 5 4`. Step 6 ends the round.
-        - 7 is an anchor, and takes the slot of 5: `0 7 4`. Step 8 ends the last round.
-        - 9 is placed by levels, all of which are 0. No step is two levels below a later
-            one, so it takes the slot of the last, 7, and its level is 1: `0 9 4`. So does
-            10, and its level is 2: `0 10 4`.
-        - 11 takes the slot of 4, whose level of 0 is two below that of 10. The level of 11
-            is 0: `0 10 11`.
+        | step | what happens | slots |
+        | --- | --- | --- |
+        | 0, 1, 2 | They take the free slots. | `0 1 2` |
+        | 3 | It ends the round, and is not saved. | `0 1 2` |
+        | 4 | An anchor takes the slot of the last saved step, 2. Now `top` is step 1, the
+            first that the previous round saved and may lose. | `0 1 4` |
+        | 5 | It takes the slot of `top`. | `0 5 4` |
+        | 6 | It ends the round. | `0 5 4` |
+        | 7 | An anchor takes the slot of the last, 5. | `0 7 4` |
+        | 8 | It ends the last round. All levels are 0. | `0 7 4` |
+        | 9 | No step is two levels below a later one, so it takes the slot of the last, 7,
+            and its level is 1. | `0 9 4` |
+        | 10 | Likewise, with the level 2. | `0 10 4` |
+        | 11 | It takes the slot of 4, whose level of 0 is two below that of 10. Its own
+            level is 0. | `0 10 11` |
         """
         if progress is None:
             return None, step, True
-        steps, before, levels, length, anchor, last, top, below = progress
-        is_early = step < self._c  # there are free slots
+        placed = self._place(progress, step)
+        before, levels, last = _append(progress, placed)
+        top = _next_top(progress, placed, last)
+        below = value_at(before, top.before), value_at(levels, top.before)
+        steps = put_if(placed.is_saved, progress.steps, placed.slot, step)
+        length = progress.length - jnp.where(placed.is_anchor, 1, 0)
+        anchor = progress.anchor + jnp.where(placed.is_anchor, length, 0)
+        progress = Progress(
+            steps,
+            before,
+            levels,
+            length,
+            anchor,
+            last,
+            top,
+            _SavedStep(top.before, *below),
+        )
+        return progress, placed.slot, placed.is_saved
+
+    def _place(self, progress: Progress, step: Any) -> _Placed:
+        """The slot for this step: a free one, that of the step that makes way, or that of
+        the last saved step."""
+        last, top, below = progress.last, progress.top, progress.below_top
+        is_early = step < self._c
         # If it is known to be false, XLA removes what the levels need.
         is_late = (step >= self._rounds_end) if self._has_levels else np.bool_(False)
-        is_anchor = step == anchor
+        is_anchor = step == progress.anchor
         is_dispensable = (below.slot > 0) & (below.level + 2 <= top.level)
         makes_way = jnp.where(is_late, is_dispensable, ~is_anchor)
         dropped = jnp.where(is_late, below.slot, top.slot)
         slot = jnp.where(is_early, step, jnp.where(makes_way, dropped, last.slot))
         # Slot 0 holds the first step, which is never overwritten.
-        is_saved = is_early | (slot > 0) & (is_late | (step != anchor - 1))
-        is_moved = makes_way & is_saved & ~is_early  # to the end of the list
+        is_saved = is_early | (slot > 0) & (is_late | (step != progress.anchor - 1))
+        is_moved = makes_way & is_saved & ~is_early
         is_raised = is_late & ~makes_way
+        return _Placed(
+            slot, is_saved, is_early, is_late, is_anchor, is_moved, is_raised
+        )
 
-        level = jnp.where(is_raised, last.level + 1, 0)
-        at = jnp.where(is_moved, slot, top.slot)
-        before = put_if(True, before, at, jnp.where(is_moved, last.slot, top.before))
-        levels = put_if(is_saved, levels, slot, level)
-        before_last = jnp.where(is_early | is_moved, last.slot, last.before)
-        last = _Saved(jnp.where(is_saved, slot, last.slot), before_last, level)
-        by_level = _where(is_raised, last, top._replace(before=below.before))
-        in_round = top._replace(slot=top.slot + jnp.where(is_moved, 1, 0))
-        in_round = _where(is_anchor, _Saved(np.int32(1), top.slot), in_round)
-        top = _where(is_late, by_level, in_round)
-        of_below = value_at(before, top.before), value_at(levels, top.before)
-        below = _Saved(top.before, *of_below)
-        steps = put_if(is_saved, steps, slot, step)
-        length = length - jnp.where(is_anchor, 1, 0)
-        anchor = anchor + jnp.where(is_anchor, length, 0)
-        progress = Progress(steps, before, levels, length, anchor, last, top, below)
-        return progress, slot, is_saved
-
-    def marks(self, progress: Progress | None, steps: Any) -> Marks:
-        """The marks after this number of steps."""
+    def saved_steps(self, progress: Progress | None, steps: Any) -> SavedSteps:
+        """What is saved after this number of steps."""
         if progress is None:
-            return Marks(None, None, steps)
+            return SavedSteps(None, None, steps)
         before = put_if(True, progress.before, progress.top.slot, progress.top.before)
 
         def body(carry):
@@ -222,8 +246,39 @@ class Online:
         slots = jnp.arange(self._c, dtype=np.int32)
         carry = count, progress.last.slot, slots, slots
         _, _, steps, slots = lax.while_loop(lambda carry: carry[0] > 0, body, carry)
-        return Marks(steps, slots, count)
+        return SavedSteps(steps, slots, count)
 
 
-def _where(pred: Any, saved: _Saved, other: _Saved) -> _Saved:
-    return _Saved(*(jnp.where(pred, x, y) for x, y in zip(saved, other, strict=True)))
+def _append(progress: Progress, placed: _Placed) -> tuple[Any, Any, _SavedStep]:
+    """The links `before`, the levels and the last step, with the new step in its slot."""
+    slot, is_moved, last, top = (
+        placed.slot,
+        placed.is_moved,
+        progress.last,
+        progress.top,
+    )
+    level = jnp.where(placed.is_raised, last.level + 1, 0)
+    # One link changes: that of the moved slot, or the one of `top` that is out of date.
+    at = jnp.where(is_moved, slot, top.slot)
+    link = jnp.where(is_moved, last.slot, top.before)
+    before = put_if(True, progress.before, at, link)
+    levels = put_if(placed.is_saved, progress.levels, slot, level)
+    before_last = jnp.where(placed.is_early | is_moved, last.slot, last.before)
+    slot = jnp.where(placed.is_saved, slot, last.slot)
+    return before, levels, _SavedStep(slot, before_last, level)
+
+
+def _next_top(progress: Progress, placed: _Placed, last: _SavedStep) -> _SavedStep:
+    """The `top` for the next step; `last` is the new step if that is saved."""
+    top, below = progress.top, progress.below_top
+    by_level = _where(placed.is_raised, last, top._replace(before=below.before))
+    in_round = top._replace(slot=top.slot + jnp.where(placed.is_moved, 1, 0))
+    of_new_round = _SavedStep(np.int32(1), top.slot)
+    in_round = _where(placed.is_anchor, of_new_round, in_round)
+    return _where(placed.is_late, by_level, in_round)
+
+
+def _where(pred: Any, step: _SavedStep, other: _SavedStep) -> _SavedStep:
+    return _SavedStep(
+        *(jnp.where(pred, x, y) for x, y in zip(step, other, strict=True))
+    )

@@ -173,36 +173,53 @@ def _map_transpose(
     cotangents: Sequence[Any],
     inputs: Sequence[Any],
 ) -> list[Any]:
-    front = (0,) * len(cotangents)
-    wide = [batch._replace(axes=(*batch.axes, *front)) for batch in batches]
-    types = _types_within([*map(_type_of, (*inputs, *cotangents))], wide)
+    """The cotangents of batched inputs, by a `rule` that sees one element of the batch.
 
-    def one(*args):
+    `jax.vmap` passes arrays only. So what is absent, an input whose cotangent is wanted
+    or a cotangent that is zero, passes as `None`, and is made anew within the map.
+    """
+    # Outputs have their batch axes in front, and so have their cotangents.
+    in_front = (0,) * len(cotangents)
+    wide = [batch._replace(axes=(*batch.axes, *in_front)) for batch in batches]
+    given = [*inputs, *cotangents]
+    types = _types_within([*map(_aval_of, given)], wide)
+
+    def of_element(*args):
         typed = [*zip(args, types, strict=True)]
-        xs = [UndefinedPrimal(t) if x is None else x for x, t in typed[: len(inputs)]]
-        cts = [Zero(t) if ct is None else ct for ct, t in typed[len(inputs) :]]
+        xs = [_known_or_wanted(*pair) for pair in typed[: len(inputs)]]
+        cts = [_array_or_zero(*pair) for pair in typed[len(inputs) :]]
         found = _without_absent(rule(cts, *xs))
         return [
             ct if is_undefined_primal(x) else None
             for x, ct in zip(xs, found, strict=True)
         ]
 
-    found = _mapped(one, wide)(*_without_absent((*inputs, *cotangents)))
+    found = _mapped(of_element, wide)(*_without_absent(given))
     return [
         None if ct is None else _unbatched_like(ct, i, batches)
         for i, ct in enumerate(found)
     ]
 
 
+def _known_or_wanted(x: Any, aval: Any) -> Any:
+    return UndefinedPrimal(aval) if x is None else x
+
+
+def _array_or_zero(cotangent: Any, aval: Any) -> Any:
+    return Zero(aval) if cotangent is None else cotangent
+
+
+def _is_absent(x: Any) -> bool:
+    """Whether it is a symbolic zero, or an input whose cotangent is wanted."""
+    return type(x) is Zero or is_undefined_primal(x)
+
+
 def _without_absent(values: Sequence[Any]) -> list[Any]:
-    """The values, with `None`, which `jax.vmap` passes on, for symbolic zeros and for
-    the inputs whose cotangent is wanted."""
-    return [None if type(x) is Zero or is_undefined_primal(x) else x for x in values]
+    return [None if _is_absent(x) else x for x in values]
 
 
-def _type_of(x: Any) -> Any:
-    is_absent = type(x) is Zero or is_undefined_primal(x)
-    return x.aval if is_absent else jax.typeof(x)
+def _aval_of(x: Any) -> Any:
+    return x.aval if _is_absent(x) else jax.typeof(x)
 
 
 def _unbatched_like(cotangent: Any, i: int, batches: Sequence[_Batch]) -> Any:
