@@ -129,7 +129,7 @@ class Carry:
             ) from error
 
     def _change(self, before: Sequence[Any], after: Sequence[Any]) -> str | None:
-        types = [*zip(map(type_of, before), map(type_of, after), strict=True)]
+        types = [*zip(map(jax_type, before), map(jax_type, after), strict=True)]
         if all(old == new for old, new in types):
             return None
         paths = [
@@ -162,7 +162,7 @@ def _how_to_keep(before: Any, after: Any) -> str:
     )
 
 
-def type_of(x: Any) -> str:
+def jax_type(x: Any) -> str:
     """JAX's type of an array as text, without `~` for a weak type, which may change."""
     return str(jax.typeof(x)).lstrip("~")
 
@@ -214,14 +214,14 @@ class BufferCarry:
         """The indices of the leaves that `buffers` selects."""
         if buffers is None:
             return set()
-        marks = [_Mark(i) for i in range(len(self._leaves))]
-        named = jtu.tree_leaves(buffers(self._treedef.unflatten(marks)))
-        if not all(isinstance(mark, _Mark) for mark in named):
+        placeholders = [_Placeholder(i) for i in range(len(self._leaves))]
+        named = jtu.tree_leaves(buffers(self._treedef.unflatten(placeholders)))
+        if not all(isinstance(x, _Placeholder) for x in named):
             raise ValueError(
                 f"{self._where}: Only arrays can be buffers. `buffers` must return a node "
                 "of the carry, or a sequence of them."
             )
-        return {mark.place for mark in named}
+        return {x.place for x in named}
 
     def fill(self, data: Sequence[Any], pred: Any = None) -> Any:
         """The carry for the user's functions, with buffers."""
@@ -249,7 +249,7 @@ class BufferCarry:
         after = treedef.unflatten(leaves)
         after = map_nodes(lambda x: Buffer(x._array, None), after, is_buffer)
         old = self.fill(self.data)
-        found = tree_differences("carry", old, after, is_array, type_of)
+        found = tree_differences("carry", old, after, is_array, jax_type)
         lines = "".join(f"\n- {difference}" for difference in found)
         raise ValueError(
             f"{self._where} must have the same input and output structure, except for "
@@ -257,7 +257,7 @@ class BufferCarry:
         )
 
 
-class _Mark:
+class _Placeholder:
     """A placeholder for a leaf, for `buffers` to select."""
 
     def __init__(self, place: int):
@@ -278,4 +278,4 @@ def _same_type(before: Any, after: Any) -> bool:
 
 def _comparable(x: Any) -> str:
     # Without the axes over which it varies: `stage` adds those of a step to the carry.
-    return type_of(x).partition("{V:")[0]
+    return jax_type(x).partition("{V:")[0]

@@ -17,7 +17,7 @@ from .._transforms.arguments import show_as_call
 from .._tree.filters import is_array_like, is_array_or_struct
 from .._tree.nodes import describe_node
 from .._tree.require import require_integer
-from .carry import BufferCarry, Carry, arrays_of, type_of, with_carry
+from .carry import BufferCarry, Carry, arrays_of, jax_type, with_carry
 from .checkpointed import run_checkpointed
 from .eager import as_python, run_cached
 from .schedule import MOST_STEPS, check_checkpoints, number_of_checkpoints
@@ -140,7 +140,7 @@ def _filter_while_loop(
 
 def _require_bool(goes_on: Any, cond: Any) -> None:
     if not is_boolean_scalar(goes_on):
-        found = type_of(goes_on) if is_array_like(goes_on) else describe_node(goes_on)
+        found = jax_type(goes_on) if is_array_like(goes_on) else describe_node(goes_on)
         raise TypeError(
             f"`filter_while_loop`: the condition `{name_of(cond)}` must return a boolean "
             f"scalar; it returned {found}."

@@ -200,7 +200,7 @@ class Captured(Around, Generic[_P, _T]):
         require_callable(model, "capture")
         check_not_class(model, "model")
         self.model = model
-        self.where = _checked(where)
+        self.where = _parts_of(where)
         if of not in ("outputs", "inputs"):
             raise TypeError(
                 f"`capture` takes 'outputs' or 'inputs' as `of`; got {of!r}."
@@ -250,7 +250,7 @@ class Captured(Around, Generic[_P, _T]):
             if isinstance(part, str):
                 names += [name for name in values if matches(part, name)]
             if values.keys().isdisjoint(names):
-                raise _nothing("capture", part, self.model, names)
+                raise _chooses_nothing("capture", part, self.model, names)
 
 
 class Intervened(Around, Generic[_P, _T]):
@@ -313,14 +313,14 @@ class Intervened(Around, Generic[_P, _T]):
             names = [mark.path for mark in marks_of(_call, model, args, kwargs)]
         for pattern in left:
             if not any(matches(pattern, name) for name in names):
-                raise _nothing("intervene", pattern, self.model, [])
+                raise _chooses_nothing("intervene", pattern, self.model, [])
 
 
 def _call(model: Any, args: Any, kwargs: Any) -> Any:
     return model(*args, **kwargs)
 
 
-def _checked(where: Any) -> tuple[Any, ...]:
+def _parts_of(where: Any) -> tuple[Any, ...]:
     parts = tuple(where) if isinstance(where, list | tuple) else (where,)
     for part in parts:
         if not (isinstance(part, str) or callable(part)):
@@ -347,7 +347,9 @@ def _by_path(found: Iterable[Found]) -> dict[str, Any]:
     }
 
 
-def _nothing(function: str, part: Any, model: Any, names: Sequence[str]) -> ValueError:
+def _chooses_nothing(
+    function: str, part: Any, model: Any, names: Sequence[str]
+) -> ValueError:
     shown = repr(part) if isinstance(part, str) else name_of(part)
     if names:
         return ValueError(

@@ -190,7 +190,7 @@ def branched_error_if(
         raise error
     arrays = [jnp.asarray(array) for array in arrays]
     if not _is_known_false(pred):
-        arrays = _checked(arrays, *_by_element(pred, index), messages, mode)
+        arrays = _attach_check(arrays, *_by_element(pred, index), messages, mode)
     return rest.fill(arrays)
 
 
@@ -238,7 +238,9 @@ def assert_dce(x: _T, msg: str, *, on_error: OnError | str = "default") -> _T:
         return x
     arrays = [jnp.asarray(array) for array in arrays]
     pred, index = _by_element(True, 0)
-    return rest.fill(_checked(arrays, pred, index, messages, mode, is_removable=True))
+    return rest.fill(
+        _attach_check(arrays, pred, index, messages, mode, is_removable=True)
+    )
 
 
 def _mode(on_error: str) -> str:
@@ -322,7 +324,7 @@ def _by_element(pred: Any, index: Any) -> tuple[jax.Array, jax.Array]:
     return jnp.broadcast_to(pred, shape), jnp.broadcast_to(index, shape)
 
 
-def _checked(
+def _attach_check(
     arrays: list[Any],
     pred: jax.Array,
     index: jax.Array,

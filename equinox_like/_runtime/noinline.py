@@ -1,7 +1,7 @@
 """`noinline`: a computation that is compiled separately and called by other programs.
 
 The surrounding program calls Python, which calls a compiled function. The callee is a
-hashable value, a `_Call`, so that all uses of a function share one compiled program.
+hashable value, a `_Callee`, so that all uses of a function share one compiled program.
 Each JAX transformation wraps it in a `_Variant`.
 """
 
@@ -144,7 +144,7 @@ class NotInlined(Transformed[_P, _T]):
             return fun(*args, **kwargs)
         groups, skeleton = _split(call)
         data = [jnp.asarray(x) for x in groups.get(_DATA, ())]
-        target = _Call(skeleton, self._abstract_fn, entered_here(), self._function)
+        target = _Callee(skeleton, self._abstract_fn, entered_here(), self._function)
         _, rest = _trace(target, tuple(map(as_aval, data)))
         return rest.fill(_bind(*data, call=target))
 
@@ -205,7 +205,7 @@ def _filled(function: Skeleton, arrays: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class _Call:
+class _Callee:
     """The user's function, as a function from arrays to a list of arrays."""
 
     skeleton: Skeleton
@@ -239,7 +239,7 @@ class _Call:
                 return self.abstract_fn(fun, *args, **kwargs)
             return fun(*args, **kwargs)
 
-    def found(self, data: Sequence[Any]) -> "_Call":
+    def found(self, data: Sequence[Any]) -> "_Callee":
         """This call, with the function that the first array is the number of."""
         if self.abstract_fn is None:
             return self
@@ -315,7 +315,7 @@ def _is_inexact(x: Any) -> bool:
 
 
 def _trace(call: Any, types: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
-    """The types of a call's outputs; and the rest of the output if it is a `_Call`."""
+    """The types of a call's outputs; and the rest of the output if it is a `_Callee`."""
     # The types depend on settings, such as `jax_enable_x64`. No mesh is in use if an empty
     # one is; jax 0.10 lowers with that.
     mesh = jax.sharding.AbstractMesh
@@ -331,7 +331,7 @@ def _trace_in_context(
 
     def flat(*data):
         nonlocal rest
-        if not isinstance(call, _Call):
+        if not isinstance(call, _Callee):
             return call(*data)
         arrays, rest = take_apart(call.output(data))
         return arrays

@@ -34,7 +34,7 @@ from .._tree.filters import (
 )
 from .._tree.match import leaf_name
 from .._warn import warn
-from .jvp_vjp import check_only_arrays, is_zero, shape_and_dtype, watch
+from .jvp_vjp import array_type, check_only_arrays, is_zero, watch
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -165,7 +165,7 @@ class CustomJVP(WithRules[_P, _T], Generic[_P, _T]):
             rule_name = f"The rule of `filter_custom_jvp` of `{name}`"
             out, tangent_out = pair_of(returned, rule_name, "(output, tangent)")
             check_only_arrays(out, name, "filter_custom_jvp")
-            check_output(out, flat, (data, held), rule_name, type_of)
+            check_output(out, flat, (data, held), rule_name, shown_type)
             return batched_in_front((out, _output_tangent(out, tangent_out, rule_name)))
 
         # `flat_rule` refers to the plain `flat`. If it referred to `flat_with_rule`,
@@ -198,8 +198,8 @@ def _output_tangent(out: Any, tangent_out: Any, rule: str) -> Any:
     for i, (x, t) in enumerate(zip(leaves, tangents, strict=True)):
         if t is None or x is None:
             continue
-        shape, dtype = shape_and_dtype(x)
-        given_shape, given_dtype = shape_and_dtype(t)
+        shape, dtype = array_type(x)
+        given_shape, given_dtype = array_type(t)
         tangent_dtype = dtype if is_inexact_array_like(x) else jax.dtypes.float0
         if (shape, tangent_dtype) != (given_shape, given_dtype):
             raise TypeError(
@@ -316,6 +316,6 @@ def _is_number_or_struct(x: Any) -> bool:
     return is_array_or_struct(x) or is_number(x)
 
 
-def type_of(x: Any) -> str:
-    shape, dtype = shape_and_dtype(x)
+def shown_type(x: Any) -> str:
+    shape, dtype = array_type(x)
     return f"an array {describe_type(dtype, shape)}"

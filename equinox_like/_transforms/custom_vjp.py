@@ -28,7 +28,7 @@ from .._tree.nodes import path_str
 from .._tree.partitioning import filter
 from .._typing import NOT_GIVEN
 from .._warn import warn
-from .custom_jvp import WithRules, batched_as_any, check_output, hold, type_of
+from .custom_jvp import WithRules, batched_as_any, check_output, hold, shown_type
 from .jvp_vjp import is_zero
 
 _P = ParamSpec("_P")
@@ -177,7 +177,7 @@ class CustomVJP(WithRules[_P, _T], Generic[_P, _T]):
             fwd_name = f"`def_fwd` of `{name}`"
             out, residuals = pair_of(returned, fwd_name, "(output, residuals)")
             if rules.may_change_output:
-                shown = lambda x: repr(x) if is_number(x) else type_of(x)  # noqa: E731
+                shown = lambda x: repr(x) if is_number(x) else shown_type(x)  # noqa: E731
                 check_output(out, flat, (data, held), fwd_name, shown)
             out_treedef = jtu.tree_structure(filter(out, is_array))
             saved = pack((residuals, out_treedef, flags, data, held))

@@ -257,11 +257,11 @@ def of_first_argument(call: NamedCall, wrt: Any = None) -> tuple[list[Any], Flat
     # A Jacobian for an empty tuple has no columns, but an empty Module is a mistake.
     is_gradient = transformation.endswith("grad")
     if not any(can_be) and (leaves or is_gradient or isinstance(x, Module)):
-        raise _nothing(fun, _why_nothing(x, leaves))
+        raise _nothing_to_differentiate(fun, _why_nothing(x, leaves))
     chosen = [a and b for a, b in zip(can_be, chosen, strict=True)]
     if wrt is not None and leaves and not any(chosen):
         why = f"`wrt={wrt!r}` chooses none of its floating-point and complex arrays."
-        raise _nothing(fun, why)
+        raise _nothing_to_differentiate(fun, why)
     return FlatCall.of(lambda x: fun(x, *others, **kwargs), (x,), {}, chosen)
 
 
@@ -279,7 +279,7 @@ def _check_no_refs(
             )
 
 
-def _nothing(fun: Any, why: str) -> TypeError:
+def _nothing_to_differentiate(fun: Any, why: str) -> TypeError:
     return TypeError(
         f"The first argument of `{name_of(fun)}` has nothing to differentiate: {why}"
     )

@@ -248,7 +248,7 @@ def _chain(arguments: Any, fun: Any, inverse: Any) -> Any:
     blocks, x = arguments
 
     def step(x, block):
-        return _like(fun(block, x), x, fun), None
+        return _like_input(fun(block, x), x, fun), None
 
     return _scan(step, x, blocks)[0]
 
@@ -272,7 +272,7 @@ def _backward(
 
     def step(carry, block):
         y, cotangent = carry
-        x = _like(undo(_again(block), y), y, undo)
+        x = _like_input(undo(_again(block), y), y, undo)
         _, pull_back = filter_vjp(fun, _again(block), x)
         gradient, cotangent = pull_back(cotangent)
         return (x, cotangent), gradient
@@ -352,7 +352,7 @@ def _require_stacked(arrays: Any) -> None:
         )
 
 
-def _like(y: Any, x: Any, fun: Any) -> Any:
+def _like_input(y: Any, x: Any, fun: Any) -> Any:
     """Returns `y`; raises if it differs from `x` in more than the values of arrays."""
     message = (
         f"`{name_of(fun)}` must return a tree with the structure of its second "
@@ -389,7 +389,7 @@ def _verified(fun: Any, inverse: Any, blocks: Any, x: Any) -> Any:
     held, start = map_arrays(jax.lax.stop_gradient, (blocks, x))
 
     def step(x, block):
-        y = _like(fun(block, x), x, fun)
+        y = _like_input(fun(block, x), x, fun)
         errors = [jnp.zeros(2)]
         rebuilt = jtu.tree_leaves(filter(undo(block, y), is_inexact_array))
         for old, new in zip(

@@ -18,7 +18,7 @@ from .._tree.arrays import describe_array
 from .._tree.filters import is_array, is_none
 from .._typing import NOT_GIVEN
 from .arguments import NamedCall, show_as_call
-from .shard_map import Compiled
+from .shard_map import JittedMap
 from .vmap import Mapped, MappedOutput, axes_of_call, check_sizes, if_array
 
 _P = ParamSpec("_P")
@@ -115,8 +115,8 @@ def filter_pmap(
     used = tuple((device.platform, device.id) for device in used)
     options = (in_axes, out_axes, axis_name, axis_size, used, devices is not None)
     if fun is NOT_GIVEN:
-        return lambda fun: Compiled(Pmapped(fun, *options), donate)
-    return Compiled(Pmapped(fun, *options), donate)
+        return lambda fun: JittedMap(Pmapped(fun, *options), donate)
+    return JittedMap(Pmapped(fun, *options), donate)
 
 
 def _find_devices(wanted: Sequence[tuple[str, int]]) -> list[Any]:

@@ -33,7 +33,7 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-class Compiled(Jitted[_P, _T]):
+class JittedMap(Jitted[_P, _T]):
     """`filter_jit` of a transformed function. `__wrapped__` is the user's function."""
 
     def __init__(self, fun: Transformed[..., Any], donate: Any, jitkwargs: Any = None):
@@ -132,8 +132,8 @@ def filter_shard_map(
     """
     options = (mesh, in_specs, out_specs, axis_names, check_vma)
     if fun is NOT_GIVEN:
-        return lambda fun: Compiled(ShardMapped(fun, *options), donate)
-    return Compiled(ShardMapped(fun, *options), donate)
+        return lambda fun: JittedMap(ShardMapped(fun, *options), donate)
+    return JittedMap(ShardMapped(fun, *options), donate)
 
 
 class ShardMapped(Transformed[..., Any]):

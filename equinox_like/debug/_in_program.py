@@ -334,9 +334,9 @@ def store_dce(x: _T, name: Hashable = None) -> _T:
             "code is eliminated from code that is not compiled."
         )
     arrays, rest = take_apart(x, may_depend)
-    call = _Call(rest, [*map(struct_of, arrays)])
+    call = _Record(rest, [*map(struct_of, arrays)])
     with _lock:
-        _calls.setdefault(name, []).append(call)
+        _records.setdefault(name, []).append(call)
     return rest.fill([call.noting(i, x) for i, x in enumerate(arrays)])
 
 
@@ -367,14 +367,14 @@ def inspect_dce(name: Hashable = None) -> None:
             "the compiled function has run."
         )
     with _lock:
-        calls = list(_calls.get(name, ()))
+        calls = list(_records.get(name, ()))
     plural = "" if len(calls) == 1 else "s"
     print(f"Found {len(calls)} call{plural} to `equinox_like.debug.store_dce`.")
     for i, call in enumerate(calls):
         print(f"Entry {i}:\n{call.describe()}")
 
 
-class _Call:
+class _Record:
     """One traced call of `store_dce`, and which of its arrays have been computed."""
 
     def __init__(self, rest: Template, structs: list[jax.ShapeDtypeStruct]):
@@ -410,6 +410,6 @@ class _Removed:
         return "<DCE'd>"
 
 
-_calls: dict[Hashable, list[_Call]] = {}
-on_clear(_calls.clear)
+_records: dict[Hashable, list[_Record]] = {}
+on_clear(_records.clear)
 _lock = threading.Lock()
