@@ -33,6 +33,7 @@ from .._tree.glob import matches_above, near_paths
 from .._tree.nodes import listed, plain_path
 from .checksums import content_sums
 from .faults import OTHER_SUM, Faults, Wanted, by_container, is_unicode
+from .format import as_numpy_or_number, is_savable, number_type
 from .placement import (
     HOMELESS,
     WIDE,
@@ -43,7 +44,6 @@ from .placement import (
     not_in_jax,
     shardings_for,
 )
-from .tensors import as_numpy_or_number, is_savable, number_type
 
 # The key of our entry in Orbax's custom metadata, and the version of its format.
 _OWN: Final = "equinox_like"

@@ -23,8 +23,8 @@ from .._tree.nodes import describe_node, path_str
 from .._tree.require import check_not_class
 from .faults import Faults, Path, Wanted, other_prefix, renamer
 from .files import is_path
+from .format import NUMBERS, as_numpy_or_number, is_loadable, number_type
 from .placement import put_like, shardings_for
-from .tensors import NUMBERS, as_numpy_or_number, is_loadable, number_type
 
 _Tree = TypeVar("_Tree")
 

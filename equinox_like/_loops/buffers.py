@@ -22,7 +22,7 @@ from .._compat.rules import Zero, instantiate, is_undefined_primal
 from .._compat.tracing import current_trace
 from .._core.flat_call import Template, take_apart
 from .._runtime.finalise import register_impl_finalisation
-from .._runtime.vprim import create_vprim
+from .._runtime.primitives import create_vprim
 from .._tree.arrays import is_typed_key
 from .._tree.nodes import describe_node
 from .staging import is_boolean_scalar, select_if_vmap

@@ -1,4 +1,4 @@
-"""The carry of a loop, any pytree: its arrays may change, and static leaves may not.
+"""The carry of a loop, any pytree: its arrays may change, and static leaves stay.
 
 JAX gets a flat list of arrays. Its errors name leaves by number; errors here name their
 paths. A Python number that a step changes becomes an array from the start, as in JAX.

@@ -1,5 +1,6 @@
-"""`filter_while_loop` and `filter_fori_loop`, `while_loop` of `equinox_like.internal`,
-and the kinds of loops: `"lax"`, `"bounded"` and `"checkpointed"`.
+"""`filter_while_loop`, `filter_fori_loop`, `internal.while_loop`, and the kinds of loops.
+
+The kinds are `"lax"`, `"bounded"` and `"checkpointed"`.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,9 +19,13 @@ from .._tree.filters import is_array_like, is_array_or_struct
 from .._tree.nodes import describe_node
 from .._tree.require import require_integer
 from .carry import BufferCarry, Carry, arrays_of, jax_type, with_carry
-from .checkpointed import run_checkpointed
+from .checkpointed import (
+    MOST_STEPS,
+    check_checkpoints,
+    number_of_checkpoints,
+    run_checkpointed,
+)
 from .eager import as_python, run_cached
-from .schedule import MOST_STEPS, check_checkpoints, number_of_checkpoints
 from .staging import Loop, goes_on, is_boolean_scalar, run_plain, stage
 
 _C = TypeVar("_C")

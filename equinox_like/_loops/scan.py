@@ -1,4 +1,4 @@
-"""`filter_scan`, `filter_map`; `scan` and `scan_trick` of `internal`: loops over arrays."""
+"""`filter_scan`, `filter_map`, and `scan` of `internal`: loops over arrays."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -23,10 +23,9 @@ from .._tree.require import require_integer
 from .branch import filter_switch
 from .buffers import Place, read, write
 from .carry import BufferCarry, Carry, arrays_of, with_carry
-from .checkpointed import run_checkpointed
+from .checkpointed import check_checkpoints, number_of_checkpoints, run_checkpointed
 from .eager import as_python, run_cached
 from .loop import wrong_kind
-from .schedule import check_checkpoints, number_of_checkpoints
 from .staging import as_after_a_step, stage
 
 _C = TypeVar("_C")

@@ -30,7 +30,7 @@ from .._compat.rules import (
     transposition_rules,
 )
 from .._runtime.finalise import register_impl_finalisation
-from .._runtime.unvmap import unvmap_any_p
+from .._runtime.primitives import unvmap_any_p
 from .._tree.arrays import is_weak, reusable
 from .._tree.filters import is_array, is_array_like
 

@@ -14,7 +14,7 @@ from jax.custom_derivatives import zero_from_primal
 
 from .._compat.rules import Tangents, identity
 from .._core.flat_call import take_apart
-from .._transforms.custom_jvp import hold
+from .._transforms.custom_rules import hold
 from .._tree.arrays import with_key, without_key
 from .._tree.filters import is_array_like
 from .._tree.nodes import path_str

@@ -1,5 +1,6 @@
-"""`filter_invertible`: a chain of invertible blocks, differentiated without storing the
-values between them. The backward pass recomputes each value from the next one.
+"""`filter_invertible`: a chain of invertible blocks whose gradient needs constant memory.
+
+The backward pass recomputes each value between the blocks from the next one.
 
 Gomez et al., "The Reversible Residual Network", 2017, https://arxiv.org/abs/1707.04585
 
@@ -38,8 +39,7 @@ from .._tree.nodes import children_of, describe_node, path_str
 from .._tree.partitioning import combine, filter, map_arrays, partition
 from .._tree.strict import strictly_same
 from .._typing import NOT_GIVEN
-from .custom_jvp import hold
-from .custom_vjp import filter_custom_vjp
+from .custom_rules import filter_custom_vjp, hold
 from .inverse import check_inverse, derived_inverse
 from .jvp_vjp import filter_vjp
 from .vmap import filter_vmap, if_array

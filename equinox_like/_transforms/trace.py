@@ -1,5 +1,4 @@
-"""Tracing without execution: `filter_eval_shape`, `filter_make_jaxpr`, and
-`filter_closure_convert`.
+"""Traces functions: `filter_eval_shape`, `filter_make_jaxpr`, `filter_closure_convert`.
 
 JAX traces arrays, and `jax.ShapeDtypeStruct`s in their place. All other leaves are
 passed to the function unchanged.

@@ -1,4 +1,4 @@
-"""`filter_vmap`: `jax.vmap` with axes given as prefix trees of ints, `None` and callables.
+"""`filter_vmap`: `jax.vmap` with axes as prefix trees of ints, `None` and callables.
 
 Each leaf gets an axis or `None`. JAX maps over a flat list of the leaves with an axis;
 all others are closed over. Mapped outputs have their batch axis at 0 first, and it is

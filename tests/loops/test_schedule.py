@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from equinox_like import internal as eqxi
-from equinox_like._loops.schedule import Online, default_checkpoints
+from equinox_like._loops.checkpointed import Online, default_checkpoints
 
 # By the number of checkpoints and of steps: which steps are done on the way back.
 ORDERS = {

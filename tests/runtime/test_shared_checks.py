@@ -12,7 +12,7 @@ from jax.interpreters import mlir
 import equinox_like as eqx
 from equinox_like import internal as eqxi
 from equinox_like._compat import primitive as compat
-from equinox_like._runtime.check import Check
+from equinox_like._runtime.error_if import Check
 
 
 def checked(count, first=0, on_error="raise"):
