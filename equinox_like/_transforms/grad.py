@@ -121,14 +121,6 @@ def filter_value_and_grad(
 
 @overload
 def filter_grad(
-    fun: Callable[Concatenate[_X, _P], Any],
-    *,
-    has_aux: Literal[False] = False,
-    wrt: Any = None,
-    **gradkwargs: Unpack[GradOptions],
-) -> Transformed[Concatenate[_X, _P], Any]: ...
-@overload
-def filter_grad(
     fun: Callable[Concatenate[_X, _P], tuple[Any, _Aux]],
     *,
     has_aux: Literal[True],
@@ -139,25 +131,22 @@ def filter_grad(
 def filter_grad(
     fun: Callable[Concatenate[_X, _P], Any],
     *,
-    has_aux: bool,
+    has_aux: bool = False,
     wrt: Any = None,
     **gradkwargs: Unpack[GradOptions],
 ) -> Transformed[Concatenate[_X, _P], Any]: ...
-@overload
-def filter_grad(
-    *,
-    has_aux: Literal[False] = False,
-    wrt: Any = None,
-    **gradkwargs: Unpack[GradOptions],
-) -> Callable[
-    [Callable[Concatenate[_X, _P], Any]], Transformed[Concatenate[_X, _P], Any]
-]: ...
 @overload
 def filter_grad(
     *, has_aux: Literal[True], wrt: Any = None, **gradkwargs: Unpack[GradOptions]
 ) -> Callable[
     [Callable[Concatenate[_X, _P], tuple[Any, _Aux]]],
     Transformed[Concatenate[_X, _P], tuple[Any, _Aux]],
+]: ...
+@overload
+def filter_grad(
+    *, has_aux: bool = False, wrt: Any = None, **gradkwargs: Unpack[GradOptions]
+) -> Callable[
+    [Callable[Concatenate[_X, _P], Any]], Transformed[Concatenate[_X, _P], Any]
 ]: ...
 def filter_grad(
     fun: Any = NOT_GIVEN, *, has_aux: Any = False, wrt: Any = None, **gradkwargs: Any
