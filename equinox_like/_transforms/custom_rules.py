@@ -27,7 +27,6 @@ from .._compat.primitive import batch_size
 from .._compat.rules import identity
 from .._compat.tracing import Tracer
 from .._core.base import (
-    Transformed,
     by_position,
     frames_hidden,
     name_of,
@@ -60,6 +59,7 @@ from .._tree.nodes import path_str
 from .._tree.partitioning import filter
 from .._typing import NOT_GIVEN
 from .._warn import warn
+from .arguments import WithOptions, applied
 from .jvp_vjp import array_type, check_only_arrays, filter_jvp, is_zero, watch
 from .trace import trace
 
@@ -83,14 +83,13 @@ class Rules:
         return self  # as for the functions themselves, so that the treedefs are equal
 
 
-class WithRules(Transformed[_P, _T], Generic[_P, _T]):
+class WithRules(WithOptions[_P, _T], Generic[_P, _T]):
     """A function with rules by the user."""
 
     _rules: Rules = field(static=True)
 
-    def __init__(self, fun: Any):
-        super().__init__(fun)
-        self._rules = Rules()
+    def __init__(self, fun: Any, /, **options: Any):
+        super().__init__(fun, rules=Rules(), **options)
 
 
 def filter_custom_jvp(fn: Callable[_P, _T]) -> "CustomJVP[_P, _T]":
@@ -140,16 +139,13 @@ def filter_custom_jvp(fn: Callable[_P, _T]) -> "CustomJVP[_P, _T]":
         assert eqx.filter_grad(safe_sqrt)(jnp.asarray(0.0)) == 8.0
         ```
     """
-    return CustomJVP(fn)
+    return applied(CustomJVP, fn)
 
 
 class CustomJVP(WithRules[_P, _T], Generic[_P, _T]):
     """The result of [`equinox_like.filter_custom_jvp`][]."""
 
     _transformation_ = "filter_custom_jvp"
-
-    def __init__(self, fun: Any):
-        super().__init__(fun)
 
     def def_jvp(self, rule: Callable[..., Any]) -> None:
         """Attaches the rule."""
@@ -419,9 +415,7 @@ def filter_custom_vjp(fn: Any = NOT_GIVEN, *, optimize_remat: bool = False) -> A
         assert grad == 1.0
         ```
     """
-    if fn is NOT_GIVEN:
-        return lambda fn: CustomVJP(fn, optimize_remat)
-    return CustomVJP(fn, optimize_remat)
+    return applied(CustomVJP, fn, optimize_remat=optimize_remat)
 
 
 class CustomVJP(WithRules[_P, _T], Generic[_P, _T]):
@@ -430,10 +424,6 @@ class CustomVJP(WithRules[_P, _T], Generic[_P, _T]):
     _transformation_ = "filter_custom_vjp"
 
     _optimize_remat: bool = field(static=True)
-
-    def __init__(self, fun: Any, optimize_remat: bool):
-        super().__init__(fun)
-        self._optimize_remat = optimize_remat
 
     def def_fwd(self, fwd: Callable[..., Any]) -> None:
         """Attaches the forward rule."""
@@ -675,16 +665,13 @@ def filter_custom_vmap(fun: Callable[_P, _T]) -> "CustomVmap[_P, _T]":
         assert call(2 * jnp.eye(2), jnp.ones((3, 2))).tolist() == [[0.5, 0.5]] * 3
         ```
     """
-    return CustomVmap(fun)
+    return applied(CustomVmap, fun)
 
 
 class CustomVmap(WithRules[_P, _T], Generic[_P, _T]):
     """The result of [`equinox_like.filter_custom_vmap`][]."""
 
     _transformation_ = "filter_custom_vmap"
-
-    def __init__(self, fun: Any):
-        super().__init__(fun)
 
     def def_vmap(self, rule: Callable[..., Any]) -> Callable[..., Any]:
         """Attaches the rule, and returns it."""

@@ -41,7 +41,7 @@ from .._tree.partitioning import evaluate_filter
 from .._tree.require import check_options
 from .._tree.splitting import leaf_names
 from .._typing import NOT_GIVEN, GradOptions
-from .arguments import NamedCall
+from .arguments import NamedCall, WithOptions, applied
 from .jvp_vjp import check_only_arrays
 
 _P = ParamSpec("_P")
@@ -192,22 +192,13 @@ def filter_grad(
     return _differentiated("filter_grad", fun, has_aux, wrt, gradkwargs)
 
 
-class Differentiated(Transformed[..., Any]):
+class Differentiated(WithOptions[..., Any]):
     """The result of [`equinox_like.filter_grad`][] or `filter_value_and_grad`."""
 
     _transformation_: str = field(static=True)
     _has_aux: bool = field(static=True)
     _wrt: Any = field(static=True)
     _gradkwargs: tuple[tuple[str, Any], ...] = field(static=True)
-
-    def __init__(
-        self, name: str, fun: Any, has_aux: bool, wrt: Any, gradkwargs: dict[str, Any]
-    ):
-        self._transformation_ = name
-        super().__init__(fun)
-        self._has_aux = has_aux
-        self._wrt = wrt
-        self._gradkwargs = tuple(sorted(gradkwargs.items()))
 
     @frames_hidden
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -350,9 +341,12 @@ def _differentiated(
         ": use `partition` and `combine` to choose what to differentiate",
     )
     check_options(gradkwargs, name, jax.value_and_grad, ["wrt"])
-    if fun is NOT_GIVEN:
-        return lambda fun: Differentiated(name, fun, has_aux, wrt, gradkwargs)
-    return Differentiated(name, fun, has_aux, wrt, gradkwargs)
+    options = {"has_aux": has_aux, "wrt": wrt, "gradkwargs": _hashable(gradkwargs)}
+    return applied(Differentiated, fun, transformation_=name, **options)
+
+
+def _hashable(options: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    return tuple(sorted(options.items()))
 
 
 def check_no_argnums(name: str, options: dict[str, Any]) -> None:
@@ -486,10 +480,8 @@ def _jacobian(
     check_no_argnums(transformation, jackwargs)
     steps = _STEPS[transformation]
     check_options(jackwargs, transformation, steps[0])
-    options = (transformation, steps, has_aux, jackwargs)
-    if fun is NOT_GIVEN:
-        return lambda fun: Jacobian(fun, *options)
-    return Jacobian(fun, *options)
+    options = {"steps": steps, "has_aux": has_aux, "jackwargs": _hashable(jackwargs)}
+    return applied(Jacobian, fun, transformation_=transformation, **options)
 
 
 # Functions of JAX, of which the last one is applied first.
@@ -500,7 +492,7 @@ _STEPS: dict[str, tuple[Callable[..., Any], ...]] = {
 }
 
 
-class Jacobian(Transformed[_P, _T], Generic[_P, _T]):
+class Jacobian(WithOptions[_P, _T], Generic[_P, _T]):
     """The result of [`equinox_like.filter_jacfwd`][] and its relatives."""
 
     _transformation_: str = field(static=True)
@@ -508,22 +500,15 @@ class Jacobian(Transformed[_P, _T], Generic[_P, _T]):
     _has_aux: bool = field(static=True)
     _jackwargs: tuple[tuple[str, Any], ...] = field(static=True)
 
-    def __init__(
-        self, fun: Any, transformation: str, steps: Any, has_aux: bool, jackwargs: Any
-    ):
-        self._transformation_ = transformation
-        super().__init__(fun)
-        self._steps = steps
-        self._has_aux = has_aux
-        self._jackwargs = tuple(sorted(jackwargs.items()))
-
     @frames_hidden
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         fun, has_aux = self.__wrapped__, self._has_aux
-        name, jackwargs = self._transformation_, dict(self._jackwargs)
+        name, jackwargs = self._transformation_, self._jackwargs
         step, *inner = self._steps
         if inner:
-            fun = Jacobian(fun, name, tuple(inner), has_aux, jackwargs)
+            options = {"has_aux": has_aux, "jackwargs": jackwargs}
+            options |= {"transformation_": name, "steps": tuple(inner)}
+            fun = applied(Jacobian, fun, **options)
         data, call = of_first_argument(NamedCall(name, fun, args, kwargs))
 
         def flat(data):
@@ -541,7 +526,7 @@ class Jacobian(Transformed[_P, _T], Generic[_P, _T]):
             return moving or [jnp.zeros(())], pack((treedef, aux, constants))
 
         if data:
-            rows, packed = step(flat, has_aux=True, **jackwargs)(data)
+            rows, packed = step(flat, has_aux=True, **dict(jackwargs))(data)
         else:  # JAX's functions fail for an empty list of inputs
             moving, packed = flat(data)
             rows = [[] for _ in moving]

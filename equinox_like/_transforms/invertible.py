@@ -25,7 +25,6 @@ from .._compat.batching import mapped_at_once
 from .._compat.messages import is_forward_mode
 from .._compat.tracing import Tracer
 from .._core.base import (
-    Transformed,
     frames_hidden,
     name_of,
     require_callable,
@@ -39,6 +38,7 @@ from .._tree.nodes import children_of, describe_node, path_str
 from .._tree.partitioning import combine, filter, map_arrays, partition
 from .._tree.strict import strictly_same
 from .._typing import NOT_GIVEN
+from .arguments import WithOptions, applied
 from .custom_rules import filter_custom_vjp, hold
 from .inverse import check_inverse, derived_inverse
 from .jvp_vjp import filter_vjp
@@ -122,25 +122,18 @@ def filter_invertible(
         assert grads[0]["f"].shape == (3, 3)
         ```
     """
-    if fun is NOT_GIVEN:
-        return lambda fun: Invertible(fun, inverse, check)
-    return Invertible(fun, inverse, check)
+    if inverse is not None:
+        require_callable(inverse, "filter_invertible(inverse=...)")
+    return applied(Invertible, fun, inverse=inverse, check=check)
 
 
-class Invertible(Transformed[..., _X], Generic[_B, _X]):
+class Invertible(WithOptions[..., _X], Generic[_B, _X]):
     """The result of [`equinox_like.filter_invertible`][]."""
 
     _transformation_ = "filter_invertible"
 
     _inverse: Callable[[Any, Any], Any] | None = field(static=True)
     _check: bool = field(static=True)
-
-    def __init__(self, fun: Any, inverse: Any, check: bool):
-        super().__init__(fun)
-        if inverse is not None:
-            require_callable(inverse, "filter_invertible(inverse=...)")
-        self._inverse = inverse
-        self._check = check
 
     @frames_hidden
     def __call__(self, blocks: _B | Sequence[_B], x: _X, /) -> _X:

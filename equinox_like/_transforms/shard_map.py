@@ -37,8 +37,15 @@ from .._tree.filters import is_array, is_none
 from .._tree.match import spread
 from .._tree.nodes import path_str
 from .._typing import NOT_GIVEN
-from .arguments import NamedCall, show_as_call
-from .vmap import Mapped, MappedOutput, axes_of_call, check_sizes, if_array
+from .arguments import NamedCall, WithOptions, applied, show_as_call
+from .vmap import (
+    Mapped,
+    MappedOutput,
+    axes_of_call,
+    check_sizes,
+    checked_size,
+    if_array,
+)
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -50,6 +57,11 @@ class JittedMap(Jitted[_P, _T]):
     def __init__(self, fun: Transformed[..., Any], donate: Any, jitkwargs: Any = None):
         check_mode(donate)
         super().__init__(fun, donate, jitkwargs or {})
+
+    @classmethod
+    def of(cls, fun: Any, kind: Any, donate: Any, **options: Any) -> Any:
+        """The compiled `kind` of map of a function."""
+        return cls(kind(fun, **options), donate)
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
@@ -141,13 +153,27 @@ def filter_shard_map(
         assert mean(model, jnp.ones((8, 2))).shape == ()
         ```
     """
-    options = (mesh, in_specs, out_specs, axis_names, check_vma)
-    if fun is NOT_GIVEN:
-        return lambda fun: JittedMap(ShardMapped(fun, *options), donate)
-    return JittedMap(ShardMapped(fun, *options), donate)
+    if mesh is not None:
+        require_mesh(mesh, "filter_shard_map")
+    if isinstance(axis_names, str):
+        raise TypeError(
+            "`axis_names` of `filter_shard_map` must be a set of names, such as "
+            f"{ {axis_names} }; got {axis_names!r}."
+        )
+    return applied(
+        JittedMap.of,
+        fun,
+        kind=ShardMapped,
+        donate=donate,
+        mesh=mesh,
+        in_specs=in_specs,
+        out_specs=out_specs,
+        axis_names=frozenset(axis_names or ()),
+        check_vma=check_vma,
+    )
 
 
-class ShardMapped(Transformed[..., Any]):
+class ShardMapped(WithOptions[..., Any]):
     """The function that `filter_shard_map` compiles: `jax.shard_map` of a function."""
 
     _transformation_ = "filter_shard_map"
@@ -157,21 +183,6 @@ class ShardMapped(Transformed[..., Any]):
     _out_specs: Any = field(static=True)
     _axis_names: frozenset[Any] = field(static=True)  # empty for all axes
     _check_vma: bool = field(static=True)
-
-    def __init__(self, fun, mesh, in_specs, out_specs, axis_names, check_vma):
-        super().__init__(fun)
-        if mesh is not None:
-            require_mesh(mesh, "filter_shard_map")
-        if isinstance(axis_names, str):
-            raise TypeError(
-                "`axis_names` of `filter_shard_map` must be a set of names, such as "
-                f"{ {axis_names} }; got {axis_names!r}."
-            )
-        self._mesh = mesh
-        self._in_specs = in_specs
-        self._out_specs = out_specs
-        self._axis_names = frozenset(axis_names or ())
-        self._check_vma = check_vma
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         fun = self.__wrapped__
@@ -402,11 +413,18 @@ def filter_pmap(
             )
         raise TypeError(f"`filter_pmap` got an unexpected keyword argument {name!r}.")
     used = devices if devices is not None else jax.devices(backend)
-    used = tuple((device.platform, device.id) for device in used)
-    options = (in_axes, out_axes, axis_name, axis_size, used, devices is not None)
-    if fun is NOT_GIVEN:
-        return lambda fun: JittedMap(Pmapped(fun, *options), donate)
-    return JittedMap(Pmapped(fun, *options), donate)
+    return applied(
+        JittedMap.of,
+        fun,
+        kind=Pmapped,
+        donate=donate,
+        in_axes=in_axes,
+        out_axes=out_axes,
+        axis_name="<filter_pmap>" if axis_name is None else axis_name,
+        axis_size=checked_size("filter_pmap", axis_size),
+        devices=tuple((device.platform, device.id) for device in used),
+        exact=devices is not None,
+    )
 
 
 def _find_devices(wanted: Sequence[tuple[str, int]]) -> list[Any]:
@@ -431,12 +449,6 @@ class Pmapped(Mapped):
     _devices: tuple[tuple[str, int], ...] = field(static=True)
     # Whether there must be as many rows as devices.
     _exact: bool = field(static=True)
-
-    def __init__(self, fun, in_axes, out_axes, axis_name, axis_size, devices, exact):
-        axis_name = "<filter_pmap>" if axis_name is None else axis_name
-        super().__init__(fun, in_axes, out_axes, axis_name, axis_size)
-        self._devices = devices
-        self._exact = exact
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         axis_name = self._axis_name

@@ -27,7 +27,7 @@ from .._tree.filters import is_array, is_array_or_struct
 from .._tree.format import tree_pformat
 from .._tree.nodes import path_str
 from .._tree.splitting import STATIC, Skeleton, merge, split
-from .arguments import show_as_call
+from .arguments import applied, show_as_call
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -178,16 +178,13 @@ def filter_make_jaxpr(fun: Callable[_P, Any]) -> "JaxprMaker[_P]":
         assert arrays[0].shape == (2,) and static == (None, 3)
         ```
     """
-    return JaxprMaker(fun)
+    return applied(JaxprMaker, fun)
 
 
 class JaxprMaker(Transformed[_P, tuple[Any, Any, Any]], Generic[_P]):
     """The result of [`equinox_like.filter_make_jaxpr`][]."""
 
     _transformation_ = "filter_make_jaxpr"
-
-    def __init__(self, fun: Any):
-        super().__init__(fun)
 
     @frames_hidden
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> tuple[Any, Any, Any]:
