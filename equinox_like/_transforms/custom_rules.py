@@ -33,7 +33,7 @@ from .._core.base import (
     require_callable,
 )
 from .._core.context import in_context_of_now
-from .._core.difference import ARRAY_TYPE, STATIC_VALUE, tree_differences
+from .._core.difference import ARRAY_TYPE, STATIC_VALUE, Difference, tree_differences
 from .._core.flat_call import (
     Template,
     as_arrays,
@@ -208,47 +208,35 @@ _KEYWORD_TANGENT = (
 
 def _output_tangent(out: Any, tangent_out: Any, rule: str) -> Any:
     """The tangent of `out` for JAX, with symbolic zeros."""
-    leaves, treedef = jtu.tree_flatten(out, is_none)
-    tangents, tangent_treedef = jtu.tree_flatten(tangent_out, is_none)
-    if treedef != tangent_treedef:
-        raise ValueError(
-            f"{rule} must return a tangent with the structure of the output, with `None` "
-            f"for zero. The output has\n    {treedef}\nand the tangent\n    "
-            f"{tangent_treedef}"
-        )
-    # JAX's own zeros, of `zero_from_primal`, may stand in place of `None`.
-    tangents = [None if type(t) is SymbolicZero else t for t in tangents]
-    for i, (x, t) in enumerate(zip(leaves, tangents, strict=True)):
-        if t is None or x is None:
-            continue
-        shape, dtype = array_type(x)
-        given_shape, given_dtype = array_type(t)
-        tangent_dtype = dtype if is_inexact_array_like(x) else jax.dtypes.float0
-        if (shape, tangent_dtype) != (given_shape, given_dtype):
-            raise TypeError(
-                f"{rule} must produce a tangent of the shape and dtype of the output, or "
-                "`None` if the output is not floating or complex, but "
-                f"`{leaf_name(out, i, 'output', is_none)}` has shape {shape}, dtype "
-                f"{dtype}, and its tangent has shape {given_shape}, dtype {given_dtype}."
-            )
-    return treedef.unflatten(
-        [
-            zero_from_primal(x, symbolic_zeros=True)
-            if t is None and x is not None
-            else t
-            for x, t in zip(leaves, tangents, strict=True)
-        ]
+    message = (
+        f"{rule} must return a tangent with the structure of the output, with `None` for "
+        "zero."
     )
+    tangents = []
+    for path, x, t in pair_leaves(out, tangent_out, message, "tangent", is_none):
+        # JAX's own zeros, of `zero_from_primal`, may stand in place of `None`.
+        if t is None or type(t) is SymbolicZero:
+            t = None if x is None else zero_from_primal(x, symbolic_zeros=True)
+        elif x is not None:
+            (shape, dtype), given = array_type(x), array_type(t)
+            wanted = dtype if is_inexact_array_like(x) else jax.dtypes.float0
+            if given != (shape, wanted):
+                raise TypeError(
+                    f"{rule} must produce a tangent of the shape and dtype of the output, "
+                    "or `None` if the output is not floating or complex, but "
+                    f"`{path_str(path, 'output')}` has shape {shape}, dtype {dtype}, and "
+                    f"its tangent has shape {given[0]}, dtype {given[1]}."
+                )
+        tangents.append(t)
+    return jtu.tree_structure(out, is_leaf=is_none).unflatten(tangents)
 
 
 def _with_zeros(rule: Callable[..., Any]) -> Callable[..., Any]:
+    def fill(x, t):
+        return jnp.zeros_like(x) if t is None and is_inexact_array(x) else t
+
     def with_zeros(primals, tangents, **kwargs):
-        filled = jtu.tree_map(
-            lambda x, t: jnp.zeros_like(x) if t is None and is_inexact_array(x) else t,
-            primals,
-            tangents,
-            is_leaf=is_none,
-        )
+        filled = jtu.tree_map(fill, primals, tangents, is_leaf=is_none)
         return rule(primals, filled, **kwargs)
 
     return with_zeros
@@ -283,15 +271,12 @@ def batched_as_any(out: Any, inputs: Any) -> Any:
     JAX would call the rule of a `custom_vjp` for each element with the cotangent of all of
     them (jax 0.10), or refuse, if an output depends on nothing that is mapped.
     """
-    data, template = take_apart(out, _may_be_batched)
+    is_batched = lambda x: is_array(x) and x.dtype != jax.dtypes.float0  # noqa: E731
+    data, template = take_apart(out, is_batched)
     given = [reusable(x) for x in jtu.tree_leaves(inputs) if is_array(x)]
     if any(isinstance(x, Tracer) for x in [*data, *given]):
         data = _in_front.bind(*data, *given)[: len(data)]
     return template.fill(data)
-
-
-def _may_be_batched(x: Any) -> bool:
-    return is_array(x) and x.dtype != jax.dtypes.float0
 
 
 def _batch(arrays: Sequence[Any], axes: Sequence[Any]) -> tuple[list[Any], list[int]]:
@@ -325,18 +310,23 @@ def check_output(
         own = unpack(jax.eval_shape(lambda *args: flat(*args), *args))
     except Exception:
         return  # a function that does not run without values
-    for found in tree_differences("output", own, out, _is_number_or_struct, type_of):
+    is_data = lambda x: is_array_or_struct(x) or is_number(x)  # noqa: E731
+    for found in tree_differences("output", own, out, is_data, type_of):
         if found.kind != STATIC_VALUE:  # for example a new function object
             error = TypeError if found.kind == ARRAY_TYPE else ValueError
-            raise error(
-                f"{rule} must return the same output as the function, except for the "
-                f"values of arrays: `{found.path}` is {found.before} from the "
-                f"function, but {found.after} from the rule."
-            )
+            raise error(_other_output(rule, found))
 
 
-def _is_number_or_struct(x: Any) -> bool:
-    return is_array_or_struct(x) or is_number(x)
+def _other_output(rule: str, found: Difference | None) -> str:
+    return (
+        f"{rule} must return the same output as the function, except for the values of "
+        "arrays: "
+    ) + (
+        f"`{found.path}` is {found.before} from the function, but {found.after} from the "
+        "rule."
+        if found
+        else "the structures differ."
+    )
 
 
 def shown_type(x: Any) -> str:
@@ -732,19 +722,8 @@ class _Expected(NamedTuple):
         data, template = take_apart_like(out, self.template)
         if template != self.template:
             expected = self.template.fill(self.structs)
-            found = next(
-                tree_differences("out", expected, out, is_array_or_struct), None
-            )
-            raise ValueError(
-                f"{self.where} must return the same output as the function, except "
-                "for the values of arrays. "
-                + (
-                    f"`{found.path}` is {found.before} from the function, but "
-                    f"{found.after} from the rule."
-                    if found
-                    else "The structures differ."
-                )
-            )
+            found = tree_differences("out", expected, out, is_array_or_struct)
+            raise ValueError(_other_output(self.where, next(found, None)))
         data = as_arrays(data)
         all_flags = self._spread(out_batched, out)
         flags = [all_flags[i] for i in template.places]

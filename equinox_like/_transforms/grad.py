@@ -49,7 +49,6 @@ _P = ParamSpec("_P")
 _X = TypeVar("_X", bound=Any)
 _T = TypeVar("_T")
 _Aux = TypeVar("_Aux")
-_DEPRECATED = ("arg", "filter_spec")
 
 
 @overload
@@ -334,12 +333,8 @@ def _differentiated(
     name: str, fun: Any, has_aux: bool, wrt: Any, gradkwargs: dict[str, Any]
 ) -> Any:
     check_no_argnums(name, gradkwargs)
-    check_not_deprecated(
-        name,
-        _DEPRECATED,
-        gradkwargs,
-        ": use `partition` and `combine` to choose what to differentiate",
-    )
+    fix = ": use `partition` and `combine` to choose what to differentiate"
+    check_not_deprecated(name, ("arg", "filter_spec"), gradkwargs, fix)
     check_options(gradkwargs, name, jax.value_and_grad, ["wrt"])
     options = {"has_aux": has_aux, "wrt": wrt, "gradkwargs": _hashable(gradkwargs)}
     return applied(Differentiated, fun, transformation_=name, **options)
@@ -532,14 +527,14 @@ class Jacobian(WithOptions[_P, _T], Generic[_P, _T]):
             rows = [[] for _ in moving]
         treedef, aux, constants = unpack(packed)
         found = iter(rows)
-        leaves = [next(found) if x is None else _zeros(data, x) for x in constants]
+        leaves = [next(found) if x is None else _no_slope(data, x) for x in constants]
         result: Any = treedef.unflatten(call.args_alone(x)[0] for x in leaves)
         if has_aux:
             result = result, aux
         return result
 
 
-def _zeros(data: list[Any], out: Any) -> list[Any]:
+def _no_slope(data: list[Any], out: Any) -> list[Any]:
     """The Jacobian of an output that has no derivative."""
     return [
         jnp.zeros((*jnp.shape(out), *jnp.shape(x)), jnp.result_type(out)) for x in data

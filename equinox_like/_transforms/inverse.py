@@ -276,7 +276,7 @@ _OF_ONE: Final[dict[str, _Rule]] = {
 }
 
 
-def _of_concatenate(e: _Equation, outs: list[Any]) -> Sequence[Any]:
+def _undo_concatenate(e: _Equation, outs: list[Any]) -> Sequence[Any]:
     axis = e.params["dimension"]
     sizes = [e.aval(n).shape[axis] for n in range(len(e.ins))]
     return jnp.split(outs[0], np.cumsum(sizes)[:-1].tolist(), axis)
@@ -284,7 +284,7 @@ def _of_concatenate(e: _Equation, outs: list[Any]) -> Sequence[Any]:
 
 # The rules that compute all inputs from all outputs.
 _OF_PARTS: Final[dict[str, Callable[[_Equation, list[Any]], Sequence[Any]]]] = {
-    "concatenate": _of_concatenate,
+    "concatenate": _undo_concatenate,
     "stack": lambda e, outs: jnp.unstack(outs[0], axis=e.params["axis"]),
     "unstack": lambda e, outs: [jnp.stack(outs, e.params["axis"])],
     "split": lambda e, outs: [jnp.concatenate(outs, e.params["axis"])],
@@ -302,15 +302,12 @@ def check_inverse(errors: jax.Array, x: Any, name: str) -> Any:
     failed = _inverse_check.bind(errors, name=name)
 
     def depend(leaf):
+        if not is_inexact_array(leaf):
+            return leaf
         # An unused check would be dropped by JAX as dead code.
         return jnp.where(failed, jnp.nan, leaf).astype(leaf.dtype)
 
-    return jtu.tree_map(lambda a: depend(a) if is_inexact_array(a) else a, x)
-
-
-def _fail(_: Any, errors: Any, name: str) -> None:
-    text = _text(errors, name)
-    raise NotInvertibleError(f"\n{_BEGIN}\n{text}\n{_END}\n")
+    return jtu.tree_map(depend, x)
 
 
 def _fail_if(errors: Any, name: str) -> np.ndarray:
@@ -336,7 +333,9 @@ def _is_large(errors: jax.Array) -> jax.Array:
 
 
 def _run_check(errors: jax.Array, name: str) -> jax.Array:
-    fail = functools.partial(_fail, name=name)
+    def fail(_, errors):
+        raise NotInvertibleError(f"\n{_BEGIN}\n{_text(errors, name)}\n{_END}\n")
+
     call = functools.partial(call_host, function=fail, on_tpu=fail)
     return jax.lax.cond(_is_large(errors), call, lambda _: np.False_, errors)
 
