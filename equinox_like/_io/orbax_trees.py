@@ -20,13 +20,7 @@ import tensorstore  # comes with Orbax
 from .._compat.arrays import putter, weakly_typed
 from .._compat.tracing import Tracer
 from .._errors import LeafError
-from .._tree.arrays import (
-    describe_array,
-    is_deleted,
-    is_typed_key,
-    is_weak,
-    with_key,
-)
+from .._tree.arrays import describe_array, is_deleted, is_typed_key, is_weak, with_key
 from .._tree.cycles import check_no_cycle
 from .._tree.filters import is_array, is_array_or_struct
 from .._tree.glob import matches_above, near_paths

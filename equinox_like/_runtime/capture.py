@@ -46,10 +46,7 @@ _SHOWN: Final = 8
 
 
 def capture(
-    model: Callable[_P, _T],
-    where: Any,
-    *,
-    of: Literal["outputs", "inputs"] = "outputs",
+    model: Callable[_P, _T], where: Any, *, of: Literal["outputs", "inputs"] = "outputs"
 ) -> "Captured[_P, _T]":
     """A function that calls a model, and also returns what chosen parts of it return.
 

@@ -302,9 +302,7 @@ def _check_no_cotangents(
 
 
 nondifferentiable_backward_p = identity(
-    "nondifferentiable_backward",
-    jvp=_jvp_of_forward,
-    transpose=_check_no_cotangents,
+    "nondifferentiable_backward", jvp=_jvp_of_forward, transpose=_check_no_cotangents
 )
 """The primitive of [`equinox_like.internal.nondifferentiable_backward`][]."""
 

@@ -26,12 +26,7 @@ from .._compat.messages import call_with_rules, is_forward_mode
 from .._compat.primitive import batch_size
 from .._compat.rules import identity
 from .._compat.tracing import Tracer
-from .._core.base import (
-    by_position,
-    frames_hidden,
-    name_of,
-    require_callable,
-)
+from .._core.base import by_position, frames_hidden, name_of, require_callable
 from .._core.context import in_context_of_now
 from .._core.difference import ARRAY_TYPE, STATIC_VALUE, Difference, tree_differences
 from .._core.flat_call import (

@@ -24,12 +24,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from .._core.base import (
-    Transformed,
-    check_not_deprecated,
-    frames_hidden,
-    name_of,
-)
+from .._core.base import Transformed, check_not_deprecated, frames_hidden, name_of
 from .._core.flat_call import FlatCall, pack, unpack, value_and_aux
 from .._module.fields import field
 from .._module.freezing import trainable_leaves

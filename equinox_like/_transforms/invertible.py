@@ -24,11 +24,7 @@ from .._call_path import call_part
 from .._compat.batching import mapped_at_once
 from .._compat.messages import is_forward_mode
 from .._compat.tracing import Tracer
-from .._core.base import (
-    frames_hidden,
-    name_of,
-    require_callable,
-)
+from .._core.base import frames_hidden, name_of, require_callable
 from .._core.flat_call import take_apart
 from .._module.fields import field
 from .._tree.arrays import is_typed_key, reusable

@@ -517,24 +517,13 @@ class Pmapped(Mapped):
                 "row each. Map over at most as many rows as devices, and use "
                 "`filter_vmap` for the rows of one device."
             )
+        _check_not_explicit(call, axes)
         devices = np.asarray(_find_devices(self._devices[:size]))
-        mesh = Mesh(devices, (self._axis_name,), axis_types=(AxisType.Auto,))
-        _check_mesh(call, axes, mesh)
-        return mesh
+        return Mesh(devices, (self._axis_name,), axis_types=(AxisType.Auto,))
 
 
-def _check_mesh(call: NamedCall, axes: Sequence[int | None], mesh: Mesh) -> None:
-    """Raises if another mesh is in use, or an argument has explicit axes of one.
-
-    JAX allows only one mesh at a time, and does not move explicit axes to another mesh.
-    """
-    here = jax.sharding.get_abstract_mesh()
-    if not here.empty and here != mesh.abstract_mesh:
-        raise ValueError(
-            f"{call} has a mesh of its own, and cannot be called while a mesh with the "
-            f"axes {here.axis_names} is in use. Call it outside of `jax.set_mesh`, or use "
-            "`filter_shard_map` or `filter_vmap` instead."
-        )
+def _check_not_explicit(call: NamedCall, axes: Sequence[int | None]) -> None:
+    """Raises for an argument with explicit axes, which JAX does not move to a mesh."""
     leaves = jtu.tree_leaves_with_path((call.args, call.kwargs))
     for (path, x), axis in zip(leaves, axes, strict=True):
         sharding: Any = jax.typeof(x).sharding if is_array(x) else None

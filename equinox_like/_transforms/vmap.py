@@ -15,12 +15,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.sharding import AxisType
 
-from .._core.base import (
-    DEPRECATED,
-    Transformed,
-    check_not_deprecated,
-    frames_hidden,
-)
+from .._core.base import DEPRECATED, Transformed, check_not_deprecated, frames_hidden
 from .._core.flat_call import FlatCall, Template
 from .._module.fields import field
 from .._tree.arrays import describe_array
