@@ -214,9 +214,7 @@ class Buffer:
         value, self._array = read(self._array, place, arrays)
         return value
 
-    def _write(
-        self, place: Place, arrays: list[Any], value: Any, chosen: Any, pred: Any
-    ) -> "Buffer":
+    def _write(self, place, arrays, value, chosen, pred) -> "Buffer":
         pred = self._pred if pred is None else pred & self._pred
         if isinstance(self._array, Buffer):
             array = self._array._write(place, arrays, value, chosen, pred)
@@ -319,9 +317,7 @@ def buffer_at_set(
     return place.write(buffer, value, *arrays)
 
 
-def _as_written(
-    array: Any, place: Place, arrays: list[Any], value: Any, chosen: Any
-) -> Any:
+def _as_written(array, place, arrays, value, chosen) -> Any:
     """The value, in the shape and dtype at `place`; the old value if not `chosen`."""
     there = jax.eval_shape(place.written, array, *arrays)
     is_key = is_typed_key(value)

@@ -331,7 +331,7 @@ def run_checkpointed(loop: Loop, max_steps: int | None, checkpoints: int) -> lis
         of_consts, of_state = (
             [type(t) is not SymbolicZero for t in ts] for ts in tangents
         )
-        perturbed = spread_forward(step, consts, state, of_consts, of_state)
+        perturbed = _Flow(step, consts, state, of_consts).forward(of_state)
         none = [SymbolicZero(jax.typeof(x).to_tangent_aval()) for x in state]
         if not any(perturbed):
             return run(consts, state), none
@@ -410,9 +410,8 @@ class _Derivative:
         if not any(wanted):
             return [None] * (sum(consts_given) + sum(state_given))
         state = self._state([value_at(x, 0) for x in saved.stacks], saved.buffers)
-        masks = spread_backward(
-            self.step, saved.consts, state, consts_given, self.perturbed, wanted
-        )
+        flow = _Flow(self.step, saved.consts, state, consts_given)
+        masks = flow.backward(self.perturbed, wanted)
         of_consts, wanted = masks
         ct_consts = list(map(jnp.zeros_like, take(saved.consts, of_consts)))
         ct_state = [
@@ -537,103 +536,96 @@ reverse_p: Any = create_vprim(
 first state, to the tangents of its last state."""
 
 
-def spread_forward(
-    step: Any, consts: Any, state: Any, of_consts: Mask, of_state: Mask
-) -> Mask:
-    """The mask of the state that may have a tangent after some number of steps.
+@dataclasses.dataclass(frozen=True)
+class _Flow:
+    """Which arrays of a loop have a tangent after some steps, or a cotangent before them.
 
-    `of_consts` and `of_state` are the masks of those that have one before.
+    `of_consts` is the mask of the consts that have a tangent.
     """
-    can_be = [jnp.issubdtype(jax.typeof(x).dtype, jnp.inexact) for x in state]
-    perturbed = list(of_state)
-    while perturbed != can_be:
-        after = _tangents_of_step(step, consts, state, of_consts, perturbed)
-        merged = [a or b for a, b in zip(perturbed, after, strict=True)]
-        if merged == perturbed:
-            break
-        perturbed = merged
-    return perturbed
 
+    step: Any
+    consts: Any
+    state: Any
+    of_consts: Mask
 
-def spread_backward(
-    step: Any, consts: Any, state: Any, of_consts: Mask, of_state: Mask, wanted: Mask
-) -> tuple[Mask, Mask]:
-    """The masks of the consts and the state that may have a cotangent before a step.
+    def forward(self, of_state: Mask) -> Mask:
+        """The mask of the state that may have a tangent after some number of steps, if
+        `of_state` has one before."""
+        can_be = [jnp.issubdtype(jax.typeof(x).dtype, jnp.inexact) for x in self.state]
+        perturbed = list(of_state)
+        while perturbed != can_be:
+            after = self._tangents(perturbed)
+            merged = [a or b for a, b in zip(perturbed, after, strict=True)]
+            if merged == perturbed:
+                break
+            perturbed = merged
+        return perturbed
 
-    **Arguments:**
+    def backward(self, of_state: Mask, wanted: Mask) -> tuple[Mask, Mask]:
+        """The masks of the consts and the state that may have a cotangent before a step.
 
-    - `of_consts`, `of_state`: the masks of those that have a tangent.
-    - `wanted`: the mask of the state that has a cotangent after the last step.
-    """
-    while True:
-        consts_hit, state_hit = _cotangents_of_step(
-            step, consts, state, of_consts, of_state, wanted
-        )
-        merged = [a or b for a, b in zip(wanted, state_hit, strict=True)]
-        if merged == wanted:
-            return consts_hit, wanted
-        wanted = merged
+        `of_state` has a tangent, and `wanted` a cotangent after the last step.
+        """
+        while True:
+            consts_hit, state_hit = self._cotangents(of_state, wanted)
+            merged = [a or b for a, b in zip(wanted, state_hit, strict=True)]
+            if merged == wanted:
+                return consts_hit, wanted
+            wanted = merged
 
+    def _tangents(self, of_state: Mask) -> Mask:
+        """The mask of the state that has a tangent after one step."""
+        found = [False] * len(self.state)
 
-def _tangents_of_step(
-    step: Any, consts: Any, state: Any, of_consts: Mask, of_state: Mask
-) -> Mask:
-    found = [False] * len(state)
+        def see(i, has_tangent):
+            found[i] = has_tangent
 
-    def see(i, has_tangent):
-        found[i] = has_tangent
+        def run(moving):
+            return jax.jvp(lambda *moving: watch(step_of(moving), see), moving, moving)
 
-    def run(moving):
-        return jax.jvp(lambda *moving: watch(step_of(moving), see), moving, moving)
+        moving, step_of = self._moving(of_state)
+        jax.eval_shape(run, moving)
+        return found
 
-    moving, step_of = _moving(step, consts, state, of_consts, of_state)
-    jax.eval_shape(run, moving)
-    return found
+    def _cotangents(self, of_state: Mask, wanted: Mask) -> tuple[Mask, Mask]:
+        """The masks of the consts and the state that have a cotangent before one step."""
+        hit: set[int] = set()
 
+        def recording(i, x):
+            @jax.custom_vjp
+            def identity(x):
+                return x
 
-def _cotangents_of_step(
-    step: Any, consts: Any, state: Any, of_consts: Mask, of_state: Mask, wanted: Mask
-) -> tuple[Mask, Mask]:
-    hit: set[int] = set()
+            def backward(_, ct):
+                if type(ct) is not SymbolicZero:
+                    hit.add(i)
+                return (ct,)
 
-    def recording(i, x):
-        @jax.custom_vjp
-        def identity(x):
-            return x
+            identity.defvjp(lambda x: (x.value, None), backward, symbolic_zeros=True)
+            return identity(x)
 
-        def backward(_, ct):
-            if type(ct) is not SymbolicZero:
-                hit.add(i)
-            return (ct,)
-
-        identity.defvjp(lambda x: (x.value, None), backward, symbolic_zeros=True)
-        return identity(x)
-
-    def run(moving):
         def marked(*moving):
-            return take(
-                step_of([recording(i, x) for i, x in enumerate(moving)]), wanted
-            )
+            out = step_of([recording(i, x) for i, x in enumerate(moving)])
+            return take(out, wanted)
 
-        out, pull = jax.vjp(marked, *moving)
-        return pull(out)
+        def run(moving):
+            out, pull = jax.vjp(marked, *moving)
+            return pull(out)
 
-    moving, step_of = _moving(step, consts, state, of_consts, of_state)
-    jax.eval_shape(run, moving)
-    numbers = itertools.count()
-    is_hit = [x and next(numbers) in hit for x in (*of_consts, *of_state)]
-    return is_hit[: len(consts)], is_hit[len(consts) :]
+        moving, step_of = self._moving(of_state)
+        jax.eval_shape(run, moving)
+        numbers = itertools.count()
+        is_hit = [x and next(numbers) in hit for x in (*self.of_consts, *of_state)]
+        return is_hit[: len(self.consts)], is_hit[len(self.consts) :]
 
+    def _moving(self, of_state: Mask) -> tuple[list[Any], Callable[..., list[Any]]]:
+        """The arrays of the consts and the state that have tangents, and the step as a
+        function of these."""
+        inputs, mask = [*self.consts, *self.state], [*self.of_consts, *of_state]
+        count = len(self.consts)
 
-def _moving(
-    step: Any, consts: Any, state: Any, of_consts: Mask, of_state: Mask
-) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
-    """The arrays of the consts and the state that have tangents, and the step as a
-    function of these."""
-    inputs, mask = [*consts, *state], [*of_consts, *of_state]
+        def step_of(moving):
+            values = put(inputs, mask, moving)
+            return self.step(values[:count], values[count:])
 
-    def step_of(moving):
-        values = put(inputs, mask, moving)
-        return step(values[: len(consts)], values[len(consts) :])
-
-    return take(inputs, mask), step_of
+        return take(inputs, mask), step_of

@@ -97,13 +97,7 @@ def filter_while_loop(
     return run_cached(_filter_while_loop, (cond, body), init, limit, kind, checkpoints)
 
 
-def _filter_while_loop(
-    functions: Sequence[Any],
-    init: Any,
-    limit: int | None,
-    kind: LoopKind,
-    checkpoints: int | None,
-) -> Any:
+def _filter_while_loop(functions, init, limit, kind, checkpoints) -> Any:
     cond, body = functions
     if checkpoints is not None and kind != "checkpointed":
         raise ValueError(
@@ -208,9 +202,7 @@ def filter_fori_loop(
     return run_cached(_filter_fori_loop, [body], lower, upper, init, unroll)
 
 
-def _filter_fori_loop(
-    functions: Sequence[Any], lower: Any, upper: Any, init: Any, unroll: Any
-) -> Any:
+def _filter_fori_loop(functions, lower, upper, init, unroll) -> Any:
     (body,) = functions
 
     def run(carry: Carry) -> Any:

@@ -364,9 +364,7 @@ def _attach_check(
     return change(failed, args, arrays, mode, is_removable)
 
 
-def _spoilt_if(
-    failed: Any, args: tuple[Any, ...], arrays: list[Any], mode: str, is_removable: bool
-) -> list[Any]:
+def _spoilt_if(failed, args, arrays, mode, is_removable) -> list[Any]:
     def spoil(arrays: list[Any]) -> list[Any]:
         is_bad = args[0].any()  # one bool for each element of a batch
         if mode != "nan":

@@ -198,9 +198,7 @@ def _run(jaxpr: Any, equation: Any, args: list[Any]) -> Sequence[Any]:
     return run_equation(jaxpr, new, args)
 
 
-def _run_replacement(
-    equation: Any, replacement: Callable[..., Any], args: list[Any]
-) -> list[Any]:
+def _run_replacement(equation, replacement, args) -> list[Any]:
     """Runs a replacement, and finalises the primitives that it uses."""
 
     def flat(*args):

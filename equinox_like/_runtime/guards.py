@@ -283,9 +283,7 @@ nontraceable_p = identity(
 """The primitive of [`equinox_like.internal.nontraceable`][], of any number of arrays."""
 
 
-def _jvp_of_forward(
-    primals: Any, tangents: Tangents, messages: tuple[str, ...], symbolic: bool
-) -> Any:
+def _jvp_of_forward(primals, tangents, messages, symbolic) -> Any:
     bind = nondifferentiable_backward_p.bind
     out = bind(*primals, messages=messages, symbolic=symbolic)
     some = tuple(messages[i] for i in tangents)
@@ -293,9 +291,7 @@ def _jvp_of_forward(
     return out, dict(zip(tangents, found, strict=True))
 
 
-def _check_no_cotangents(
-    cotangents: Tangents, messages: tuple[str, ...], symbolic: bool
-) -> Tangents:
+def _check_no_cotangents(cotangents, messages, symbolic) -> Tangents:
     if symbolic:
         raise RuntimeError(messages[min(cotangents)])
     return {i: error_if(x, jnp.any(x != 0), messages[i]) for i, x in cotangents.items()}
@@ -307,9 +303,7 @@ nondifferentiable_backward_p = identity(
 """The primitive of [`equinox_like.internal.nondifferentiable_backward`][]."""
 
 
-def _check_not_batched(
-    arrays: Any, axes: Any, messages: tuple[str, ...], allow_constant: bool
-) -> Any:
+def _check_not_batched(arrays, axes, messages, allow_constant) -> Any:
     batched = [i for i, axis in enumerate(axes) if axis is not None]
     if not allow_constant:
         raise ValueError(messages[batched[0]])

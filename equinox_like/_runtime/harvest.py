@@ -80,9 +80,7 @@ def marked(value: Any, mark: Mark) -> Any:
     return rest.fill(mark_p.bind(*arrays, mark=mark, rest=rest))
 
 
-def _batch(
-    arrays: Sequence[Any], axes: Sequence[Any], **params: Any
-) -> tuple[list[Any], list[Any]]:
+def _batch(arrays, axes, **params: Any) -> tuple[list[Any], list[Any]]:
     """Moves the batch axis to the front; found values have the outermost one first."""
     first = [
         x if axis is None else jnp.moveaxis(x, axis, 0)

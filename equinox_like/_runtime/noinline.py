@@ -324,9 +324,7 @@ def _trace(call: Any, types: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _trace_in_context(
-    call: Any, types: tuple[Any, ...], context: Any
-) -> tuple[tuple[Any, ...], Any]:
+def _trace_in_context(call, types, context) -> tuple[tuple[Any, ...], Any]:
     rest: Any = None
 
     def flat(*data):
@@ -391,9 +389,7 @@ def _lowered(*data: Any, call: Any) -> Sequence[Any]:
     return list(map(with_key, out, structs))
 
 
-def _push_forward(
-    primals: Sequence[Any], tangents: Sequence[Any], *, call: Any
-) -> tuple[Sequence[Any], Sequence[Any]]:
+def _push_forward(primals, tangents, *, call) -> tuple[Sequence[Any], Sequence[Any]]:
     out = _bind(*primals, call=call)
     perturbed = tuple(i for i, t in enumerate(tangents) if type(t) is not Zero)
     given = [tangents[i] for i in perturbed]
@@ -411,9 +407,7 @@ def _pull_back(cotangents: Sequence[Any], *inputs: Any, call: Any) -> Sequence[A
     return [next(found) if is_undefined_primal(x) else None for x in inputs]
 
 
-def _batch(
-    name: Any, data: Sequence[Any], axes: Sequence[int | None], *, call: Any
-) -> tuple[Sequence[Any], Sequence[int]]:
+def _batch(name, data, axes, *, call) -> tuple[Sequence[Any], Sequence[int]]:
     mapped = _Map(call, tuple(axes), batch_size(data, axes), name)
     out = _bind(*data, call=mapped)
     return out, [0] * len(out)

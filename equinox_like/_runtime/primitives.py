@@ -167,12 +167,7 @@ def _types_within(avals: Sequence[Any], batches: Sequence[_Batch]) -> list[Any]:
     return found
 
 
-def _map_jvp(
-    rule: Callable[..., Any],
-    batches: Sequence[_Batch],
-    primals: Sequence[Any],
-    tangents: Sequence[Any],
-) -> tuple[list[Any], list[Any]]:
+def _map_jvp(rule, batches, primals, tangents) -> tuple[list[Any], list[Any]]:
     def one(*args):
         xs, given = args[: len(primals)], args[len(primals) :]
         ts = [zero_like(x) if t is None else t for x, t in zip(xs, given, strict=True)]
@@ -185,12 +180,7 @@ def _map_jvp(
     return out, [zero_like(x) if t is None else t for x, t in pairs]
 
 
-def _map_transpose(
-    rule: Callable[..., Any],
-    batches: Sequence[_Batch],
-    cotangents: Sequence[Any],
-    inputs: Sequence[Any],
-) -> list[Any]:
+def _map_transpose(rule, batches, cotangents, inputs) -> list[Any]:
     """The cotangents of batched inputs, by a `rule` that sees one element of the batch.
 
     `jax.vmap` passes arrays only. So what is absent, an input whose cotangent is wanted

@@ -517,9 +517,7 @@ class _HeldCall(NamedTuple):
         return self.first.fill(flags, lambda _: False)
 
 
-def _take_apart(
-    fun: Any, args: Any, kwargs: Any
-) -> tuple[list[Any], list[Any], _HeldCall]:
+def _take_apart(fun, args, kwargs) -> tuple[list[Any], list[Any], _HeldCall]:
     data, first = take_apart(args[0], is_inexact_array)
     held, others = take_apart((fun, first.leaves, args[1:], kwargs))
     first.leaves = [None] * len(first.leaves)  # they are among the held

@@ -253,9 +253,7 @@ _chain._rules.may_change_output = False
 
 
 @_chain.def_bwd
-def _backward(
-    y: Any, cotangent: Any, perturbed: Any, arguments: Any, fun: Any, inverse: Any
-) -> Any:
+def _backward(y, cotangent, perturbed, arguments, fun, inverse) -> Any:
     blocks, _ = arguments
     undo = inverse or derived_inverse(fun)
 

@@ -90,13 +90,7 @@ def announce_transform(
     return rest.fill(out)
 
 
-def _tell(
-    stage: str | None,
-    stack: tuple[str, ...],
-    name: Hashable,
-    intermediates: bool,
-    announce: Callable[[str], Any],
-) -> None:
+def _tell(stage, stack, name, intermediates, announce) -> None:
     prefix = "" if name is None else f"({name}) "
     announce(prefix + ":".join(stack if stage is None else (*stack, stage)))
 
@@ -195,14 +189,7 @@ def _(perturbed: Any, x: Any, name: str | None, terminate: bool) -> tuple[Any, N
 
 
 @_backward_nan.def_bwd
-def _(
-    residuals: None,
-    cotangent: Any,
-    perturbed: Any,
-    x: Any,
-    name: str | None,
-    terminate: bool,
-) -> Any:
+def _(residuals, cotangent, perturbed, x, name, terminate) -> Any:
     is_printed = filter_pure_callback(
         _print_each,
         name,
