@@ -32,16 +32,11 @@ from .placement import WIDE, is_spread, is_struct_of, narrowed
 # One leaf as one tensor
 
 # The dtypes that all versions of safetensors can read, from our names to theirs.
+_BITS: Final = (8, 16, 32, 64)
 _NATIVE: Final = {
     "bool": "BOOL",
-    "uint8": "U8",
-    "uint16": "U16",
-    "uint32": "U32",
-    "uint64": "U64",
-    "int8": "I8",
-    "int16": "I16",
-    "int32": "I32",
-    "int64": "I64",
+    **{f"uint{n}": f"U{n}" for n in _BITS},
+    **{f"int{n}": f"I{n}" for n in _BITS},
     "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
     "float16": "F16",
@@ -332,7 +327,7 @@ def header(texts: dict[str, str], tensors: list[Named]) -> bytes:
             f'{quoted}:{{"dtype":"{tensor.dtype}","shape":{_shape_text(tensor.shape)},'
             f'"data_offsets":[{start},{end}]}}'
         )
-        kinds.append(f"{quoted}:{_kind_text(tensor, data)}")
+        kinds.append(f"{quoted}:{_json(tensor.kind | {'sum': checksum(data)})}")
     listed = f"{{{','.join(entries)}}}"
     own = f'{{"version":{_VERSION},"leaves":{{{",".join(kinds)}}}}}'
     metadata = {**texts, _OWN: own, _OWN_SUM: _header_sum(texts, own, listed)}
@@ -353,11 +348,6 @@ def header(texts: dict[str, str], tensors: list[Named]) -> bytes:
 @functools.lru_cache(maxsize=1024)
 def _shape_text(shape: tuple[int, ...]) -> str:
     return _json(shape)
-
-
-def _kind_text(tensor: Tensor, data: np.ndarray) -> str:
-    sums = checksum(data)
-    return _json(tensor.kind | {"sum": sums}) if tensor.kind else f'{{"sum":"{sums}"}}'
 
 
 def _header_sum(texts: dict[str, str], own: str | None, listed: str) -> str:

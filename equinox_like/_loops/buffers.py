@@ -44,7 +44,8 @@ class Place(NamedTuple):
     @classmethod
     def of(cls, index: Any, options: dict[str, Any]) -> tuple["Place", list[Any]]:
         items = index if isinstance(index, tuple) else (index,)
-        arrays, template = take_apart(tuple(map(_as_node, items)))
+        nodes = (_Slice.of(x) if isinstance(x, slice) else x for x in items)
+        arrays, template = take_apart(tuple(nodes))
         return cls(template, tuple(sorted(options.items()))), arrays
 
     def read(self, x: Any, *arrays: Any) -> Any:
@@ -78,11 +79,9 @@ class _Slice(NamedTuple):
     stop: Any
     step: Any
 
-
-def _as_node(item: Any) -> Any:
-    if isinstance(item, slice):
-        return _Slice(item.start, item.stop, item.step)
-    return item
+    @classmethod
+    def of(cls, x: slice) -> "_Slice":
+        return cls(x.start, x.stop, x.step)
 
 
 def read(x: Any, place: Any, arrays: Any) -> tuple[Any, Any]:

@@ -12,14 +12,13 @@ from typing import Any, Final, Generic, Literal, ParamSpec, TypeVar
 
 import jax.tree_util as jtu
 
-from .._core.base import frames_hidden, name_of, require_callable
+from .._core.base import frames_hidden, name_of
 from .._core.context import Context
 from .._errors import did_you_mean
 from .._module.fields import field
 from .._tree.filters import is_array
 from .._tree.glob import check_patterns, matches, near_paths
 from .._tree.nodes import describe_node, listed
-from .._tree.require import check_not_class
 from .harvest import (
     Around,
     Found,
@@ -194,9 +193,7 @@ class Captured(Around, Generic[_P, _T]):
     of: Literal["outputs", "inputs"] = field(static=True)
 
     def __init__(self, model: Any, where: Any, of: Literal["outputs", "inputs"]):
-        require_callable(model, "capture")
-        check_not_class(model, "model")
-        self.model = model
+        super().__init__(model, "capture")
         self.where = _parts_of(where)
         if of not in ("outputs", "inputs"):
             raise TypeError(
@@ -256,8 +253,7 @@ class Intervened(Around, Generic[_P, _T]):
     replacements: _Functions = field(static=True)
 
     def __init__(self, model: Any, replacements: Mapping[str, Callable[[Any], Any]]):
-        require_callable(model, "intervene")
-        check_not_class(model, "model")
+        super().__init__(model, "intervene")
         if not isinstance(replacements, Mapping):
             raise TypeError(
                 "`replacements` of `intervene` must be a dictionary from patterns to "
@@ -271,7 +267,6 @@ class Intervened(Around, Generic[_P, _T]):
                     f"{describe_node(function)} for {pattern!r}. Use a function that "
                     "closes over the arrays, such as a `lambda`."
                 )
-        self.model = model
         self.replacements = tuple(replacements.items())
 
     @frames_hidden

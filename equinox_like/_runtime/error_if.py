@@ -353,11 +353,12 @@ def _attach_check(
     if mode == "nan":
         failed, args = unvmap_any_p.bind(pred), (pred,)
     else:
-        frames, in_shard_map = traced_frames(_PASSED_OVER)
+        frames, in_shard_map = traced_frames((FOLDER,))
         if in_shard_map:
             pred, index = _of_all_devices(pred, index)
         check = Check(messages, frames, goes_on=mode == "breakpoint")
-        failed = check_if(pred, index, check)
+        register_check(error_if_p, _BEGIN, _END, _error_of)
+        failed = error_if_p.bind(pred, index, check=check)
         args = pred, index, number_p.bind(item=check)
     is_shared = isinstance(failed, Tracer) and mode != "breakpoint"
     change = _shared if is_shared else _spoilt_if
@@ -407,9 +408,6 @@ def _stopping_if(failed: Any) -> Any:
         return True
 
     return lax.cond(failed, stop, lambda: False)
-
-
-_PASSED_OVER = (FOLDER,)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -543,9 +541,3 @@ This error is from a check of values, while the program ran. To look at them:
 - Set `JAX_DISABLE_JIT=1`, and most of the program runs as ordinary Python.
 - Set `EQX_ON_ERROR=nan`, and the program goes on with NaN in place of these values.
 """
-
-
-def check_if(pred: Any, index: Any, check: Check) -> Any:
-    """Binds `error_if_p`: whether any element fails."""
-    register_check(error_if_p, _BEGIN, _END, _error_of)
-    return error_if_p.bind(pred, index, check=check)

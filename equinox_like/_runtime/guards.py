@@ -4,7 +4,8 @@ A guard is one primitive applied to all arrays of a tree. It stays in the jaxpr 
 that is compiled, so any transformation before then reaches it. It compiles to nothing.
 """
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
@@ -56,7 +57,7 @@ def nontraceable(x: _T, *, name: str = "nontraceable operation") -> _T:
             assert str(e) == "Detected differentiation of solve"
         ```
     """
-    return _guarded(x, lambda arrays, _: nontraceable_p.bind(*arrays, name=name))
+    return _guarded(x, functools.partial(nontraceable_p.bind, name=name))
 
 
 def nondifferentiable(x: _T, *, name: str | None = None, msg: str | None = None) -> _T:
@@ -98,7 +99,7 @@ def nondifferentiable(x: _T, *, name: str | None = None, msg: str | None = None)
     operation = name or "This operation"
     text = f"Unexpected tangent. {operation} cannot be autodifferentiated."
 
-    def guard(arrays, messages):
+    def guard(*arrays, messages):
         return hold(arrays, lambda i: RuntimeError(messages[i]))
 
     return _guarded(x, guard, text, msg)
@@ -149,11 +150,7 @@ def nondifferentiable_backward(
     text = (
         f"Unexpected cotangent. {operation} cannot be reverse-mode autodifferentiated."
     )
-
-    def guard(arrays, messages):
-        bind = nondifferentiable_backward_p.bind
-        return bind(*arrays, messages=messages, symbolic=symbolic)
-
+    guard = functools.partial(nondifferentiable_backward_p.bind, symbolic=symbolic)
     return _guarded(x, guard, text, msg)
 
 
@@ -207,12 +204,7 @@ def nonbatchable(
     is_allowed = allow_constant_across_batch
     what = "Nonconstant batch" if is_allowed else "Unexpected batch tracer"
     text = f"{what}. {name or 'This operation'} cannot be vmap'd."
-
-    def guard(arrays, messages):
-        return nonbatchable_p.bind(
-            *arrays, messages=messages, allow_constant=is_allowed
-        )
-
+    guard = functools.partial(nonbatchable_p.bind, allow_constant=is_allowed)
     return _guarded(x, guard, text, msg)
 
 
@@ -249,22 +241,24 @@ def materialise_zeros(primal: Any, tangent: Any, allow_struct: bool = False) -> 
     return zero_from_primal(primal)
 
 
-def _guarded(
-    x: Any, guard: Callable[..., Sequence[Any]], text: str = "", msg: str | None = None
-) -> Any:
-    """The tree, with its arrays replaced by `guard(arrays, messages)`.
+def _guarded(x: Any, guard: Any, text: str = "", msg: str | None = None) -> Any:
+    """The tree, with its arrays replaced by `guard(*arrays, messages=messages)`; without
+    messages if there is no `text`.
 
     The message for an array is `msg`, or else `text`, which names it if there are several.
     """
     arrays, rest = take_apart(x, may_depend)
     if not arrays:
         return x
+    arrays = [*map(jnp.asarray, arrays)]
+    if not text:
+        return rest.fill(guard(*arrays))
     messages = (text if msg is None else msg,) * len(arrays)
     if msg is None and len(arrays) > 1:
         items = jtu.tree_leaves_with_path(x)
         paths = (path_str(path, "x") for path, leaf in items if may_depend(leaf))
         messages = tuple(f"{text} ({path})" for path in paths)
-    return rest.fill(guard(list(map(jnp.asarray, arrays)), messages))
+    return rest.fill(guard(*arrays, messages=messages))
 
 
 def _refusing(what: str) -> Callable[..., Any]:

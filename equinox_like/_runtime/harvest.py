@@ -53,6 +53,7 @@ from .._transforms.trace import trace
 from .._tree.arrays import describe_array
 from .._tree.filters import is_array
 from .._tree.nodes import children_of, describe_node, path_within
+from .._tree.require import check_not_class, require_callable
 
 
 class Mark(NamedTuple):
@@ -268,6 +269,11 @@ class Around(Function):
     """A callable that wraps another one. Paths of Modules leave out the wrapper."""
 
     model: Any
+
+    def __init__(self, model: Any, function: str):
+        require_callable(model, function)
+        check_not_class(model, "model")
+        self.model = model
 
     @property
     def __wrapped__(self) -> Any:

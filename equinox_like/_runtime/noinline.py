@@ -40,9 +40,10 @@ from .._core.caches import on_clear
 from .._core.context import entered_here, within
 from .._core.flat_call import take_apart
 from .._module.fields import field
+from .._transforms.trace import merge_data, split_data
 from .._tree import filter, is_array
 from .._tree.arrays import jax_struct_of, struct_of, with_key, without_key
-from .._tree.splitting import STATIC, Skeleton, merge, split
+from .._tree.splitting import Skeleton
 from .._tree.structure import Interned, InternTable
 
 _P = ParamSpec("_P")
@@ -124,7 +125,7 @@ class NotInlined(Transformed[_P, _T]):
             super().__init__(fn)
             return
         super().__init__(abstract_fn)
-        _, skeleton = _split(fn)
+        _, skeleton = split_data(fn)
         self._tree = filter(fn, is_array)
         self._opaque = abstract_fn
         self._function = _functions.find(skeleton, lambda: _Function(skeleton))
@@ -142,21 +143,11 @@ class NotInlined(Transformed[_P, _T]):
             if self._number is not None:
                 fun = _filled(_found(self._number), fun)
             return fun(*args, **kwargs)
-        groups, skeleton = _split(call)
-        data = [jnp.asarray(x) for x in groups.get(_DATA, ())]
+        arrays, skeleton = split_data(call)
+        data = [*map(jnp.asarray, arrays)]
         target = _Callee(skeleton, self._abstract_fn, entered_here(), self._function)
         _, rest = _trace(target, tuple(map(as_aval, data)))
         return rest.fill(_bind(*data, call=target))
-
-
-_DATA: Final = "data"
-
-
-def _split(tree: Any) -> tuple[dict[Any, list[Any]], Skeleton]:
-    try:
-        return split(tree, lambda x: _DATA if is_array(x) else STATIC)
-    except ValueError as e:
-        raise TypeError(str(e)) from None
 
 
 class _Function(Interned):
@@ -201,7 +192,7 @@ def _found(number: Any) -> Skeleton:
 
 
 def _filled(function: Skeleton, arrays: Any) -> Any:
-    return merge({_DATA: jtu.tree_leaves(arrays)}, function)
+    return merge_data(jtu.tree_leaves(arrays), function)
 
 
 @dataclass(frozen=True)
@@ -231,7 +222,7 @@ class _Callee:
         return arrays
 
     def output(self, data: Sequence[Any]) -> Any:
-        _, fun, args, kwargs = merge({_DATA: list(data)}, self.skeleton)
+        _, fun, args, kwargs = merge_data(data, self.skeleton)
         with within(self.entered):
             if self.function is not None:
                 return _filled(self.function, fun)(*args, **kwargs)

@@ -344,7 +344,9 @@ def filter_primitive_def(rule: Callable[..., Any]) -> Callable[..., Any]:
     def flat_rule(*operands, treedef, static, result):
         out = rule(*_fill(map(_as_array, operands), treedef, static))
         if all(isinstance(x, ShapedArray) for x in operands):
-            return [as_aval(x) for x in result.take_apart(out, _is_abstract)]
+            kinds = ShapedArray | jax.ShapeDtypeStruct
+            is_abstract = lambda x: is_array(x) or isinstance(x, kinds)  # noqa: E731
+            return [as_aval(x) for x in result.take_apart(out, is_abstract)]
         return [jnp.asarray(x) for x in result.take_apart(out)]
 
     return flat_rule
@@ -420,7 +422,10 @@ def filter_primitive_transpose(
         return lambda rule: filter_primitive_transpose(rule, **options)
 
     def flat_rule(cotangents, *operands, treedef, static, result):
-        given = [_cotangent(ct, materialise_zeros) for ct in cotangents]
+        given = [
+            instantiate(ct) if materialise_zeros or type(ct) is not Zero else None
+            for ct in cotangents
+        ]
         inputs = _fill(map(_as_array, operands), treedef, static)
         found = rule(inputs, result.alone(given))
         places = [i for i, x in enumerate(static) if x is _DATA]
@@ -480,16 +485,6 @@ def _take(tree: Any, treedef: Any, places: Sequence[int]) -> list[Any]:
     whole = treedef.unflatten(range(treedef.num_leaves))
     found = [x for _, x in spread(tree, whole, "the output of the rule", "out")]
     return [found[i] for i in places]
-
-
-def _is_abstract(x: Any) -> bool:
-    return is_array(x) or isinstance(x, ShapedArray | jax.ShapeDtypeStruct)
-
-
-def _cotangent(cotangent: Any, materialise_zeros: bool) -> Any:
-    if type(cotangent) is not Zero:
-        return cotangent
-    return instantiate(cotangent) if materialise_zeros else None
 
 
 unvmap_all_p = for_whole_batch("unvmap_all", jnp.all, like=jnp.all)

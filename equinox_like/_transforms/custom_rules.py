@@ -724,7 +724,16 @@ class _Expected(NamedTuple):
         for i, x, struct, flag in zip(
             template.places, data, self.structs, flags, strict=True
         ):
-            self._check_leaf(path_str(paths[i], "out"), x, struct, flag, axis_size)
+            shape = (axis_size, *struct.shape) if flag else struct.shape
+            if (x.shape, x.dtype) != (shape, struct.dtype):
+                says = (
+                    f"batched, with {axis_size} along axis 0" if flag else "not batched"
+                )
+                raise ValueError(
+                    f"{self.where} says that `{path_str(paths[i], 'out')}` is {says}: then "
+                    f"it must be {struct.dtype}{list(shape)}, since the function returns "
+                    f"{struct.dtype}{list(struct.shape)}. It is {x.dtype}{list(x.shape)}."
+                )
         return data, flags
 
     def _spread(self, out_batched: Any, out: Any) -> list[bool]:
@@ -743,16 +752,3 @@ class _Expected(NamedTuple):
                     f"`{leaf_name(out_batched, number, 'out_batched')}` is {flag!r}."
                 )
         return [flag for _, flag in flags]
-
-    def _check_leaf(
-        self, name: str, x: Any, struct: Any, flag: bool, axis_size: int
-    ) -> None:
-        shape = (axis_size, *struct.shape) if flag else struct.shape
-        if x.shape == shape and x.dtype == struct.dtype:
-            return
-        says = f"batched, with {axis_size} along axis 0" if flag else "not batched"
-        raise ValueError(
-            f"{self.where} says that `{name}` is {says}: then it must be "
-            f"{struct.dtype}{list(shape)}, since the function returns "
-            f"{struct.dtype}{list(struct.shape)}. It is {x.dtype}{list(x.shape)}."
-        )

@@ -7,7 +7,7 @@ passed to the function unchanged.
 import functools
 import itertools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import jax
@@ -223,18 +223,29 @@ def cached_filter_eval_shape(
     context. Static values must be hashable, else it raises `TypeError`.
     [`equinox_like.clear_caches`][] empties the cache.
     """
+    data, skeleton = split_data((fn, args, kwargs), is_array_or_struct)
+    # Weak types and shardings are not part of the cache key.
+    return unpack(_jitted(skeleton).eval_shape([*map(jax_struct_of, data)]))
+
+
+def split_data(
+    tree: Any, is_data: Callable[[Any], bool] = is_array
+) -> tuple[list[Any], Skeleton]:
+    """The data leaves; and the tree without them, which can be the key of a cache.
+
+    **Raises:**
+
+    `TypeError` if another leaf cannot be hashed, naming its path.
+    """
     try:
-        groups, skeleton = split(
-            (fn, args, kwargs), lambda x: _DATA if is_array_or_struct(x) else STATIC
-        )
+        groups, skeleton = split(tree, lambda x: "data" if is_data(x) else STATIC)
     except ValueError as e:
         raise TypeError(str(e)) from None
-    # Weak types and shardings are not part of the cache key.
-    data = [*map(jax_struct_of, groups.get(_DATA, ()))]
-    return unpack(_jitted(skeleton).eval_shape(data))
+    return groups.get("data", []), skeleton
 
 
-_DATA = "data"
+def merge_data(data: Sequence[Any], skeleton: Skeleton) -> Any:
+    return merge({"data": data}, skeleton)
 
 
 # One for each structure with its static leaves; JAX caches its traces by shapes, dtypes
@@ -242,10 +253,8 @@ _DATA = "data"
 # The functions that are kept keep what they and their static values read alive.
 @functools.lru_cache(256)
 def _jitted(skeleton: Skeleton) -> Any:
-    groups = {_DATA} & set(skeleton.labels)
-
     def flat(data):
-        fun, args, kwargs = merge(dict.fromkeys(groups, data), skeleton)
+        fun, args, kwargs = merge_data(data, skeleton)
         return pack(fun(*args, **kwargs))
 
     return jax.jit(flat)
