@@ -21,8 +21,7 @@ from .._tree.filters import is_array
 from .._tree.nodes import path_str
 from .._tree.require import require_integer
 from .branch import filter_switch
-from .buffers import Place, read, write
-from .carry import BufferCarry, Carry, arrays_of, with_carry
+from .carry import BufferCarry, Carry, Place, arrays_of, read, with_carry, write
 from .checkpointed import check_checkpoints, number_of_checkpoints, run_checkpointed
 from .eager import as_python, run_cached
 from .loop import wrong_kind

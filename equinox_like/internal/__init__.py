@@ -13,7 +13,7 @@ from .._core.documentation import (
     doc_remove_args as doc_remove_args,
     doc_repr as doc_repr,
 )
-from .._loops.buffers import (
+from .._loops.carry import (
     MaybeBuffer as MaybeBuffer,
     buffer_at_set as buffer_at_set,
     maybe_set_p as maybe_set_p,
