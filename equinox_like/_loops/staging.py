@@ -266,13 +266,10 @@ def select_if_vmap(pred: Any, x: Any, y: Any) -> Any:
     return out
 
 
+# Of arrays, and of their types.
+@select_if_vmap_p.def_abstract_eval
 @select_if_vmap_p.def_impl
 def _run(pred, x, y):
-    return [x]
-
-
-@select_if_vmap_p.def_abstract_eval
-def _type_of_results(pred, x, y):
     return [x]
 
 
