@@ -9,6 +9,8 @@ inputs of the flat function that JAX gets. The user's rule does not see these in
 one of them is batched, the function is batched by `jax.vmap` instead.
 """
 
+import copy
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
@@ -433,9 +435,7 @@ class CustomVJP(WithRules[_P, _T], Generic[_P, _T]):
     @frames_hidden
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         name, rules = name_of(self.__wrapped__), self._rules
-        optimize_remat = self._optimize_remat
-        fwd, bwd = rules.fwd, rules.bwd
-        if fwd is None or bwd is None:
+        if rules.fwd is None or rules.bwd is None:
             raise RuntimeError(
                 f"`def_fwd` or `def_bwd` not yet called for `{name}`: a "
                 "`filter_custom_vjp` needs both before it is called."
@@ -445,51 +445,19 @@ class CustomVJP(WithRules[_P, _T], Generic[_P, _T]):
                 f"`filter_custom_vjp` of `{name}` takes its first argument, which is "
                 "differentiated, by position."
             )
-        data, held, call = _take_apart(self._held_, args, kwargs)
-
-        def flat(data, held):
-            fun, args, kwargs = call.fill(data, held)
-            out = call_rebuilt(fun, *args, **kwargs)
-            return pack(batched_as_any(out, (data, held)))
-
-        def flat_fwd(data, held):
-            if optimize_remat:
-                flags = [True] * len(data)
-            else:
-                flags = [x.perturbed for x in data]
-                data, held = ([x.value for x in group] for group in (data, held))
-            data, held = as_arrays(data), as_arrays(held)
-            _, args, kwargs = call.fill(data, held)
-            fwd_of = functools.partial(fwd, call.like_argument(flags))
-            returned = call_rebuilt(fwd_of, *args, **kwargs)
-            fwd_name = f"`def_fwd` of `{name}`"
-            out, residuals = pair_of(returned, fwd_name, "(output, residuals)")
-            if rules.may_change_output:
-                shown = lambda x: repr(x) if is_number(x) else shown_type(x)  # noqa: E731
-                check_output(out, flat, (data, held), fwd_name, shown)
-            out_treedef = jtu.tree_structure(filter(out, is_array))
-            saved = pack((residuals, out_treedef, flags, data, held))
-            return pack(batched_as_any(out, (data, held))), saved
-
-        def flat_bwd(saved, cotangents):
-            residuals, out_treedef, flags, data, held = unpack(saved)
-            _, args, kwargs = call.fill(as_arrays(data), as_arrays(held))
-            given = [
-                _cotangent(c, rules.materialises) for c in jtu.tree_leaves(cotangents)
-            ]
-            cotangent = out_treedef.unflatten(given)
-            perturbed = call.like_argument(flags)
-            gradient = bwd(residuals, cotangent, perturbed, *args, **kwargs)
-            return _input_cotangents(gradient, args[0], name), None
-
+        data, first = take_apart(args[0], is_inexact_array)
+        held, others = take_apart((self._held_, first.leaves, args[1:], kwargs))
+        first.leaves = [None] * len(first.leaves)  # they are among the held
+        now = copy.copy(rules)  # not those that may be attached before the backward pass
+        call = _ReverseCall(name, now, self._optimize_remat, first, others)
         # The rules refer to the plain `flat`. If they referred to `flat_with_rules`,
         # they would form a reference cycle.
-        flat_with_rules = jax.custom_vjp(flat)
+        flat_with_rules = jax.custom_vjp(call.flat)
         flat_with_rules.defvjp(
-            in_context_of_now(flat_fwd),
-            in_context_of_now(flat_bwd),
-            symbolic_zeros=not optimize_remat,
-            optimize_remat=optimize_remat,
+            in_context_of_now(call.fwd),
+            in_context_of_now(call.bwd),
+            symbolic_zeros=not self._optimize_remat,
+            optimize_remat=self._optimize_remat,
         )
         message = _UNEXPECTED_TANGENT.format(name=name)
         held = hold(held, lambda _: RuntimeError(message))
@@ -501,27 +469,63 @@ class CustomVJP(WithRules[_P, _T], Generic[_P, _T]):
             raise TypeError(_NO_FORWARD_MODE.format(name=name)) from e
 
 
-class _HeldCall(NamedTuple):
-    """A call without its arrays: the data of the first argument, and all others."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class _ReverseCall:
+    """A call without its arrays, and its rules: as functions of arrays, for JAX."""
 
+    name: str
+    rules: Rules
+    optimize_remat: bool
+    # The data of the first argument; the callable, and all other arrays.
     first: Template
     others: Template
 
-    def fill(self, data: Any, held: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    def flat(self, data: Any, held: Any) -> Any:
+        fun, args, kwargs = self._fill(data, held)
+        out = call_rebuilt(fun, *args, **kwargs)
+        return pack(batched_as_any(out, (data, held)))
+
+    def fwd(self, data: Any, held: Any) -> tuple[Any, Any]:
+        if self.optimize_remat:
+            flags = [True] * len(data)
+        else:
+            flags = [x.perturbed for x in data]
+            data, held = ([x.value for x in group] for group in (data, held))
+        data, held = as_arrays(data), as_arrays(held)
+        _, args, kwargs = self._fill(data, held)
+        rule: Any = self.rules.fwd
+        fwd_of = functools.partial(rule, self._like_argument(flags))
+        returned = call_rebuilt(fwd_of, *args, **kwargs)
+        fwd_name = f"`def_fwd` of `{self.name}`"
+        out, residuals = pair_of(returned, fwd_name, "(output, residuals)")
+        if self.rules.may_change_output:
+            shown = lambda x: repr(x) if is_number(x) else shown_type(x)  # noqa: E731
+            check_output(out, self.flat, (data, held), fwd_name, shown)
+        out_treedef = jtu.tree_structure(filter(out, is_array))
+        saved = pack((residuals, out_treedef, flags, data, held))
+        return pack(batched_as_any(out, (data, held))), saved
+
+    def bwd(self, saved: Any, cotangents: Any) -> tuple[list[Any], None]:
+        residuals, out_treedef, flags, data, held = unpack(saved)
+        _, args, kwargs = self._fill(as_arrays(data), as_arrays(held))
+        leaves = jtu.tree_leaves(cotangents)
+        given = [_cotangent(ct, self.rules.materialises) for ct in leaves]
+        cotangent = out_treedef.unflatten(given)
+        rule: Any = self.rules.bwd
+        perturbed = self._like_argument(flags)
+        gradient = rule(residuals, cotangent, perturbed, *args, **kwargs)
+        return _input_cotangents(gradient, args[0], self.name), None
+
+    def _fill(
+        self, data: Any, held: Any
+    ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         """The callable, and its arguments `(args, kwargs)`."""
         fun, leaves, args, kwargs = self.others.fill(held)
         first = Template(self.first.treedef, leaves, self.first.places).fill(data)
         return fun, (first, *args), kwargs
 
-    def like_argument(self, flags: Any) -> Any:
+    def _like_argument(self, flags: Any) -> Any:
         return self.first.fill(flags, lambda _: False)
-
-
-def _take_apart(fun, args, kwargs) -> tuple[list[Any], list[Any], _HeldCall]:
-    data, first = take_apart(args[0], is_inexact_array)
-    held, others = take_apart((fun, first.leaves, args[1:], kwargs))
-    first.leaves = [None] * len(first.leaves)  # they are among the held
-    return data, held, _HeldCall(first, others)
 
 
 _UNEXPECTED_TANGENT = (
