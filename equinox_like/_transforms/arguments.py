@@ -21,16 +21,17 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 def applied(make: Callable[..., Any], fun: Any, **options: Any) -> Any:
     """`make(fun, **options)`; or a decorator that does so, if there is no function yet."""
-    made = functools.partial(make, **options)
-    return made if fun is NOT_GIVEN else made(fun)
+    if fun is NOT_GIVEN:
+        return functools.partial(make, **options)
+    return make(fun, **options)
 
 
 class WithOptions(Transformed[_P, _T], Generic[_P, _T]):
-    """A transformed function whose static fields are the options that it was made with."""
+    """A transformed function that is made with its static fields, by their names."""
 
-    def __init__(self, fun: Any, /, **options: Any):
-        for name, value in options.items():
-            setattr(self, f"_{name}", value)
+    def __init__(self, fun: Any, /, **fields: Any):
+        for name, value in fields.items():
+            setattr(self, name, value)
         super().__init__(fun)
 
 

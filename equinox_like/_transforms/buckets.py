@@ -126,7 +126,7 @@ class Bucketed(WithOptions[_P, _T]):
                 f"{passed}."
             )
         jitted = fun if isinstance(fun, Jitted) else filter_jit(fun)
-        super().__init__(jitted, axes=flat_axes, fill=fill, crop=crop)
+        super().__init__(jitted, _axes=flat_axes, _fill=fill, _crop=crop)
 
     @property
     def __signature__(self) -> inspect.Signature:

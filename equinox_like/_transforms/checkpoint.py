@@ -74,7 +74,7 @@ def filter_checkpoint(
     """
     if policy is not None:
         require_policy(policy, "filter_checkpoint", "policy")
-    return applied(Checkpointed, fun, prevent_cse=prevent_cse, policy=policy)
+    return applied(Checkpointed, fun, _prevent_cse=prevent_cse, _policy=policy)
 
 
 class Checkpointed(WithOptions[_P, _T], Generic[_P, _T]):

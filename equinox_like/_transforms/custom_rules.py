@@ -85,8 +85,8 @@ class WithRules(WithOptions[_P, _T], Generic[_P, _T]):
 
     _rules: Rules = field(static=True)
 
-    def __init__(self, fun: Any, /, **options: Any):
-        super().__init__(fun, rules=Rules(), **options)
+    def __init__(self, fun: Any, /, **fields: Any):
+        super().__init__(fun, _rules=Rules(), **fields)
 
 
 def filter_custom_jvp(fn: Callable[_P, _T]) -> "CustomJVP[_P, _T]":
@@ -402,7 +402,7 @@ def filter_custom_vjp(fn: Any = NOT_GIVEN, *, optimize_remat: bool = False) -> A
         assert grad == 1.0
         ```
     """
-    return applied(CustomVJP, fn, optimize_remat=optimize_remat)
+    return applied(CustomVJP, fn, _optimize_remat=optimize_remat)
 
 
 class CustomVJP(WithRules[_P, _T], Generic[_P, _T]):
@@ -448,7 +448,9 @@ class CustomVJP(WithRules[_P, _T], Generic[_P, _T]):
         data, first = take_apart(args[0], is_inexact_array)
         held, others = take_apart((self._held_, first.leaves, args[1:], kwargs))
         first.leaves = [None] * len(first.leaves)  # they are among the held
-        now = copy.copy(rules)  # not those that may be attached before the backward pass
+        now = copy.copy(
+            rules
+        )  # not those that may be attached before the backward pass
         call = _ReverseCall(name, now, self._optimize_remat, first, others)
         # The rules refer to the plain `flat`. If they referred to `flat_with_rules`,
         # they would form a reference cycle.

@@ -331,8 +331,8 @@ def _differentiated(
     fix = ": use `partition` and `combine` to choose what to differentiate"
     check_not_deprecated(name, ("arg", "filter_spec"), gradkwargs, fix)
     check_options(gradkwargs, name, jax.value_and_grad, ["wrt"])
-    options = {"has_aux": has_aux, "wrt": wrt, "gradkwargs": _hashable(gradkwargs)}
-    return applied(Differentiated, fun, transformation_=name, **options)
+    fields = {"_has_aux": has_aux, "_wrt": wrt, "_gradkwargs": _hashable(gradkwargs)}
+    return applied(Differentiated, fun, _transformation_=name, **fields)
 
 
 def _hashable(options: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
@@ -470,8 +470,8 @@ def _jacobian(
     check_no_argnums(transformation, jackwargs)
     steps = _STEPS[transformation]
     check_options(jackwargs, transformation, steps[0])
-    options = {"steps": steps, "has_aux": has_aux, "jackwargs": _hashable(jackwargs)}
-    return applied(Jacobian, fun, transformation_=transformation, **options)
+    fields = {"_steps": steps, "_has_aux": has_aux, "_jackwargs": _hashable(jackwargs)}
+    return applied(Jacobian, fun, _transformation_=transformation, **fields)
 
 
 # Functions of JAX, of which the last one is applied first.
@@ -496,9 +496,9 @@ class Jacobian(WithOptions[_P, _T], Generic[_P, _T]):
         name, jackwargs = self._transformation_, self._jackwargs
         step, *inner = self._steps
         if inner:
-            options = {"has_aux": has_aux, "jackwargs": jackwargs}
-            options |= {"transformation_": name, "steps": tuple(inner)}
-            fun = applied(Jacobian, fun, **options)
+            fields = {"_has_aux": has_aux, "_jackwargs": jackwargs}
+            fields |= {"_transformation_": name, "_steps": tuple(inner)}
+            fun = applied(Jacobian, fun, **fields)
         data, call = of_first_argument(NamedCall(name, fun, args, kwargs))
 
         def flat(data):

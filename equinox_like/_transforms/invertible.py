@@ -120,7 +120,7 @@ def filter_invertible(
     """
     if inverse is not None:
         require_callable(inverse, "filter_invertible(inverse=...)")
-    return applied(Invertible, fun, inverse=inverse, check=check)
+    return applied(Invertible, fun, _inverse=inverse, _check=check)
 
 
 class Invertible(WithOptions[..., _X], Generic[_B, _X]):

@@ -59,9 +59,9 @@ class JittedMap(Jitted[_P, _T]):
         super().__init__(fun, donate, jitkwargs or {})
 
     @classmethod
-    def of(cls, fun: Any, kind: Any, donate: Any, **options: Any) -> Any:
+    def of(cls, fun: Any, kind: Any, donate: Any, **fields: Any) -> Any:
         """The compiled `kind` of map of a function."""
-        return cls(kind(fun, **options), donate)
+        return cls(kind(fun, **fields), donate)
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
@@ -165,11 +165,11 @@ def filter_shard_map(
         fun,
         kind=ShardMapped,
         donate=donate,
-        mesh=mesh,
-        in_specs=in_specs,
-        out_specs=out_specs,
-        axis_names=frozenset(axis_names or ()),
-        check_vma=check_vma,
+        _mesh=mesh,
+        _in_specs=in_specs,
+        _out_specs=out_specs,
+        _axis_names=frozenset(axis_names or ()),
+        _check_vma=check_vma,
     )
 
 
@@ -418,12 +418,12 @@ def filter_pmap(
         fun,
         kind=Pmapped,
         donate=donate,
-        in_axes=in_axes,
-        out_axes=out_axes,
-        axis_name="<filter_pmap>" if axis_name is None else axis_name,
-        axis_size=checked_size("filter_pmap", axis_size),
-        devices=tuple((device.platform, device.id) for device in used),
-        exact=devices is not None,
+        _in_axes=in_axes,
+        _out_axes=out_axes,
+        _axis_name="<filter_pmap>" if axis_name is None else axis_name,
+        _axis_size=checked_size("filter_pmap", axis_size),
+        _devices=tuple((device.platform, device.id) for device in used),
+        _exact=devices is not None,
     )
 
 

@@ -145,11 +145,11 @@ def filter_vmap(
     return applied(
         Vmapped,
         fun,
-        in_axes=in_axes,
-        out_axes=out_axes,
-        axis_name=axis_name,
-        axis_size=axis_size,
-        vmapkwargs=tuple(sorted(vmapkwargs.items())),
+        _in_axes=in_axes,
+        _out_axes=out_axes,
+        _axis_name=axis_name,
+        _axis_size=axis_size,
+        _vmapkwargs=tuple(sorted(vmapkwargs.items())),
     )
 
 
