@@ -21,7 +21,7 @@ import jax.tree_util as jtu
 from jax import lax
 
 from .._compat.axes import varying_alike, varying_axes
-from .._compat.rules import Zero, instantiate, is_undefined_primal
+from .._compat.primitives import Zero, instantiate, is_undefined_primal
 from .._compat.tracing import current_trace
 from .._core.base import name_of
 from .._core.difference import tree_differences

@@ -54,7 +54,7 @@ import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from .._compat.rules import Zero
+from .._compat.primitives import Zero
 from .._runtime.primitives import create_vprim
 from .._transforms.jvp_vjp import watch
 from .._tree.arrays import reusable

@@ -29,19 +29,25 @@ import numpy as np
 from jax import lax
 
 from .._compat.axes import varying_axes
-from .._compat.primitive import call_host, finalisations, for_whole_batch, number_p
-from .._compat.sources import Frame, traced_frames
+from .._compat.errors import Frame, traced_frames
+from .._compat.host import call_host, number_p
+from .._compat.primitives import finalisations, for_whole_batch
 from .._compat.tracing import Tracer, at_top_level, within_program
 from .._core.base import frames_hidden
 from .._core.flat_call import take_apart
 from .._environment import BREAKPOINT_FRAMES, MODES, ON_ERROR
-from .._errors import EquinoxRuntimeError, EquinoxTracetimeError, did_you_mean
+from .._errors import (
+    FOLDER,
+    EquinoxRuntimeError,
+    EquinoxTracetimeError,
+    did_you_mean,
+    warn,
+)
 from .._jit.checks import register_check
 from .._tree.arrays import is_typed_key, with_key, without_key
 from .._tree.filters import is_array, is_array_like
 from .._tree.nodes import describe_node
 from .._typing import ArrayLike
-from .._warn import FOLDER, warn
 from .primitives import unvmap_any_p
 
 

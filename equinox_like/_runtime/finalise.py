@@ -24,7 +24,7 @@ from .._compat.jaxpr import (
     run_equation,
     shard_mapped,
 )
-from .._compat.primitive import finalisations
+from .._compat.primitives import finalisations
 from .._core.base import name_of
 from .._core.flat_call import take_apart
 from .._transforms.trace import filter_eval_shape, trace

@@ -42,7 +42,7 @@ from .._compat.jaxpr import (
     scopes_of,
     shard_mapped,
 )
-from .._compat.rules import identity
+from .._compat.primitives import identity
 from .._core.flat_call import Template, take_apart
 from .._errors import ShapeError
 from .._module.construct import filled

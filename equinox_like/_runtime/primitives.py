@@ -20,12 +20,14 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from .._compat.primitive import batch_size, finalisations, for_whole_batch
-from .._compat.rules import (
+from .._compat.primitives import (
     ShapedArray,
     UndefinedPrimal,
     Zero,
     as_aval,
+    batch_size,
+    finalisations,
+    for_whole_batch,
     instantiate,
     is_undefined_primal,
     jvp_rules,

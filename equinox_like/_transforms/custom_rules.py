@@ -23,10 +23,9 @@ from jax.custom_derivatives import SymbolicZero, zero_from_primal
 
 from .._call_path import call_rebuilt
 from .._compat.axes import vary_over, varying_axes
+from .._compat.errors import call_with_rules, is_forward_mode
 from .._compat.jaxpr import eval_jaxpr
-from .._compat.messages import call_with_rules, is_forward_mode
-from .._compat.primitive import batch_size
-from .._compat.rules import identity
+from .._compat.primitives import batch_size, identity
 from .._compat.tracing import Tracer
 from .._core.base import by_position, frames_hidden, name_of, require_callable
 from .._core.context import in_context_of_now
@@ -40,6 +39,7 @@ from .._core.flat_call import (
     take_apart_like,
     unpack,
 )
+from .._errors import warn
 from .._module.fields import field
 from .._tree.arrays import describe_type, reusable
 from .._tree.filters import (
@@ -55,7 +55,6 @@ from .._tree.match import leaf_name, pair_leaves, spread
 from .._tree.nodes import path_str
 from .._tree.partitioning import filter
 from .._typing import NOT_GIVEN
-from .._warn import warn
 from .arguments import WithOptions, applied
 from .jvp_vjp import array_type, check_only_arrays, filter_jvp, is_zero, watch
 from .trace import trace

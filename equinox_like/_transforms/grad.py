@@ -32,9 +32,8 @@ from .._module.module import Module
 from .._tree.arrays import is_typed_key
 from .._tree.filters import is_array_like, is_inexact_array, is_inexact_array_like
 from .._tree.nodes import MAKE_A_PYTREE, describe_node
-from .._tree.partitioning import evaluate_filter
+from .._tree.partitioning import evaluate_filter, leaf_names
 from .._tree.require import check_options
-from .._tree.splitting import leaf_names
 from .._typing import NOT_GIVEN, GradOptions
 from .arguments import NamedCall, WithOptions, applied
 from .jvp_vjp import check_only_arrays

@@ -18,7 +18,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from .._compat.axes import varying_axes
-from .._compat.messages import is_other_specs_error
+from .._compat.errors import is_other_specs_error
 from .._core.base import (
     DEPRECATED,
     Transformed,

@@ -12,8 +12,8 @@ import numpy as np
 from jax import lax
 
 from .._annotations import signature_of
-from .._compat.messages import is_forward_mode
-from .._compat.rules import Tangents, identity
+from .._compat.errors import is_forward_mode
+from .._compat.primitives import Tangents, identity
 from .._compat.tracing import at_top_level, within_program
 from .._core.base import Transformed, name_of
 from .._core.caches import on_clear

@@ -15,10 +15,10 @@ from ..._module import Module, field
 from ..._module.construct import filled
 from ..._module.freezing import trainable_leaves
 from ..._tree import is_array, partition
-from ..._tree.copy import tree_copy
+from ..._tree.copies import tree_copy
 from ..._tree.deleted import deleted_named
 from ..._tree.nodes import describe_node
-from ..._tree.splitting import STATIC, Skeleton, make_skeleton, merge
+from ..._tree.partitioning import STATIC, Skeleton, make_skeleton, merge
 from ..._typing import ArrayLike, DTypeLike
 from .._base.arguments import check_dtype, wrong_type
 from .._base.init import default_dtype

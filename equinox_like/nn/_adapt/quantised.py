@@ -12,9 +12,8 @@ from ..._module.freezing import leaves_under
 from ..._module.wrappers import check_forwards
 from ..._runtime.harvest import class_of
 from ..._tree import is_inexact_array, tree_at
-from ..._tree.at_where import read
-from ..._tree.glob import near_paths
 from ..._tree.nodes import Nodes, path_within
+from ..._tree.paths import near_paths, read
 from ..._tree.selection import select
 from .._base.arguments import as_size, check_not_layer_class, wrong_value
 from .._base.init import WEIGHTS, layout_of, leading_axes

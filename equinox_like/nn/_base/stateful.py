@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 
 from ..._annotations import signature_of
-from ..._compat.batching import is_vmapped
+from ..._compat.tracing import is_vmapped
 from ..._core.base import Transformed
 from ..._core.context import is_inference
+from ..._errors import warn
 from ..._module import Frozen, Module
 from ..._transforms.vmap import Vmapped
 from ..._tree import is_array
 from ..._tree.arrays import is_typed_key
 from ..._tree.nodes import describe_node
 from ..._tree.require import explain_call, may_be_key
-from ..._warn import warn
 from .state import MAKE_WITH_STATE
 
 
