@@ -89,22 +89,22 @@ def _not_flattened(instance: Any) -> list[tuple[Any, Sequence[Any], Any]]:
     found: list[tuple[Any, Sequence[Any], Any]] = []
     pending = [instance]
     for node in pending:
-        if isinstance(node, tuple):
-            values: Sequence[Any] = node
-        else:
-            values, aux = cached_types[type(node)].flatten(node)
+        cached = cached_types.get(type(node))
+        values: Sequence[Any] = node
+        if cached is not None:
+            values, aux = cached.flatten(node)
             found.append((node, values, aux))
-        pending += [
-            value
-            for value in values
-            if isinstance(value, tuple)
-            or (
-                (cached := cached_types.get(type(value))) is not None
-                and cached.is_immutable
+        for value in values:
+            cached = cached_types.get(type(value))
+            if cached is None:
+                if isinstance(value, tuple):
+                    pending.append(value)
+            elif (
+                cached.is_immutable
                 and FLAT not in raw_dict(value)
                 and not value._assignable_
-            )
-        ]
+            ):
+                pending.append(value)
     return found
 
 
