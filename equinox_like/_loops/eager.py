@@ -1,4 +1,4 @@
-"""Loops and branches at top level, outside of compiled functions.
+"""Compiles loops and branches that are called at top level, outside of a program.
 
 `jax.lax` caches what it compiles for a loop by the identity of the user's functions. Ours
 wrap these in new functions at each call, so JAX would compile each call. At top level they

@@ -13,7 +13,7 @@ import equinox_like as eqx
 from equinox_like import internal as eqxi
 from equinox_like._compat import host
 from equinox_like._compat.primitives import Primitive
-from equinox_like._runtime.check import Check
+from equinox_like._runtime.error_if import Check
 
 
 def checked(count, first=0, on_error="raise"):

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..._jit.report import table_lines
 from ..._module.freezing import leaves_under, trainable
-from ..._runtime.operations import LayerRow as LayerRow, layer_rows
+from ..._runtime.harvest import LayerRow as LayerRow, layer_rows
 from ..._tree import is_array
 from ..._tree.arrays import describe_array, is_typed_key
 from ..._tree.filters import array_filter, is_array_or_struct

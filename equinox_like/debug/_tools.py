@@ -1,8 +1,9 @@
-"""Tools at a value within a program: they show, stop, or record what happens to it."""
+"""Tools that show, stop or record what happens to a value, and that count traces."""
 
+import copy
 import threading
 from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -10,20 +11,25 @@ import jax.tree_util as jtu
 import numpy as np
 from jax import lax
 
+from .._annotations import signature_of
 from .._compat.errors import is_forward_mode
 from .._compat.primitives import Tangents, identity
 from .._compat.tracing import at_top_level, within_program
-from .._core.base import on_clear
+from .._core.base import Transformed, name_of, on_clear
 from .._core.flat_call import Template, take_apart
+from .._jit.layout import LayoutTable
+from .._jit.retrace import Trace, explain, trace_to_be
+from .._module import field
 from .._runtime.error_if import error_if, may_depend, spoilt
-from .._runtime.unvmap import unvmap_all, unvmap_any
+from .._runtime.primitives import unvmap_all, unvmap_any
 from .._transforms.callback import filter_pure_callback
-from .._transforms.custom_vjp import filter_custom_vjp
+from .._transforms.custom_rules import filter_custom_vjp
 from .._tree import is_array
 from .._tree.arrays import is_typed_key, struct_of
 from .._tree.format import tree_pformat
 from .._tree.partitioning import map_arrays
-from .._typing import ArrayLike
+from .._tree.require import require_integer
+from .._typing import NOT_GIVEN, ArrayLike
 
 _T = TypeVar("_T")
 
@@ -83,13 +89,7 @@ def announce_transform(
     return rest.fill(out)
 
 
-def _tell(
-    stage: str | None,
-    stack: tuple[str, ...],
-    name: Hashable,
-    intermediates: bool,
-    announce: Callable[[str], Any],
-) -> None:
+def _tell(stage, stack, name, intermediates, announce) -> None:
     prefix = "" if name is None else f"({name}) "
     announce(prefix + ":".join(stack if stage is None else (*stack, stage)))
 
@@ -188,14 +188,7 @@ def _(perturbed: Any, x: Any, name: str | None, terminate: bool) -> tuple[Any, N
 
 
 @_backward_nan.def_bwd
-def _(
-    residuals: None,
-    cotangent: Any,
-    perturbed: Any,
-    x: Any,
-    name: str | None,
-    terminate: bool,
-) -> Any:
+def _(residuals, cotangent, perturbed, x, name, terminate) -> Any:
     is_printed = filter_pure_callback(
         _print_each,
         name,
@@ -334,9 +327,9 @@ def store_dce(x: _T, name: Hashable = None) -> _T:
             "code is eliminated from code that is not compiled."
         )
     arrays, rest = take_apart(x, may_depend)
-    call = _Call(rest, [*map(struct_of, arrays)])
+    call = _Record(rest, [*map(struct_of, arrays)])
     with _lock:
-        _calls.setdefault(name, []).append(call)
+        _records.setdefault(name, []).append(call)
     return rest.fill([call.noting(i, x) for i, x in enumerate(arrays)])
 
 
@@ -367,14 +360,14 @@ def inspect_dce(name: Hashable = None) -> None:
             "the compiled function has run."
         )
     with _lock:
-        calls = list(_calls.get(name, ()))
+        calls = list(_records.get(name, ()))
     plural = "" if len(calls) == 1 else "s"
     print(f"Found {len(calls)} call{plural} to `equinox_like.debug.store_dce`.")
     for i, call in enumerate(calls):
         print(f"Entry {i}:\n{call.describe()}")
 
 
-class _Call:
+class _Record:
     """One traced call of `store_dce`, and which of its arrays have been computed."""
 
     def __init__(self, rest: Template, structs: list[jax.ShapeDtypeStruct]):
@@ -410,6 +403,184 @@ class _Removed:
         return "<DCE'd>"
 
 
-_calls: dict[Hashable, list[_Call]] = {}
-on_clear(_calls.clear)
+_records: dict[Hashable, list[_Record]] = {}
+on_clear(_records.clear)
 _lock = threading.Lock()
+
+
+_P = ParamSpec("_P")
+
+
+@overload
+def assert_max_traces(
+    fn: Callable[_P, _T], *, max_traces: int | None
+) -> "Counted[_P, _T]": ...
+@overload
+def assert_max_traces(
+    *, max_traces: int | None
+) -> "Callable[[Callable[_P, _T]], Counted[_P, _T]]": ...
+def assert_max_traces(fn: Any = NOT_GIVEN, *, max_traces: int | None) -> Any:
+    """Raises an error when `fn` is called more than `max_traces` times.
+
+    Python runs a function under `filter_jit`, `jax.jit` and the like only to trace it.
+    So there it limits the number of traces, each of which costs a compilation.
+
+    **Arguments:**
+
+    - `fn`: any callable, also a method in the body of a class. Without it, a decorator
+        is returned. Apply it before the transformation:
+        `filter_jit(assert_max_traces(...))`.
+    - `max_traces`: the largest number of calls; `None` only counts them, for
+        [`equinox_like.debug.get_num_traces`][].
+
+    **Returns:**
+
+    A callable like `fn`. It shares its count with the copies that flattening and
+    unflattening make; the count of a copy by `copy.deepcopy` starts at zero.
+
+    **Raises:**
+
+    `RuntimeError` on a call beyond `max_traces`, which says what differs from the
+    earlier calls. Refused calls are counted.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        @eqx.filter_jit
+        @eqx.debug.assert_max_traces(max_traces=1)
+        def f(x, rate):
+            return rate * x
+
+        f(jnp.ones(3), 0.1)
+        f(jnp.zeros(3), 0.1)
+        try:
+            f(jnp.ones(3), 0.2)
+        except RuntimeError as error:
+            assert "`rate` was the static value 0.1, and is now 0.2." in str(error)
+        assert eqx.debug.get_num_traces(f) == 2
+        ```
+    """
+    if fn is NOT_GIVEN:
+        return lambda fn: Counted(fn, max_traces)
+    return Counted(fn, max_traces)
+
+
+def get_num_traces(fn: Any) -> int:
+    """How often a function has been traced, if it is wrapped in
+    [`equinox_like.debug.assert_max_traces`][].
+
+    **Arguments:**
+
+    - `fn`: what `assert_max_traces` returned, or a function whose `__wrapped__` leads to
+        it, as `filter_jit` and `jax.jit` return; also a bound method, or a partial.
+
+    **Raises:**
+
+    `ValueError` if `fn` does not wrap such a function.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        @eqx.filter_jit
+        @eqx.debug.assert_max_traces(max_traces=2)
+        def f(x):
+            return 2 * x
+
+        for size in (3, 4, 3):
+            f(jnp.ones(size))
+        assert eqx.debug.get_num_traces(f) == 2
+        ```
+    """
+    seen = set()
+    inner = fn
+    while not isinstance(inner, Counted):
+        seen.add(id(inner))
+        # A bound method, or another partial, has `func`.
+        inner = getattr(inner, "func", None) or getattr(inner, "__wrapped__", None)
+        if inner is None or id(inner) in seen:
+            raise ValueError(
+                f"{fn!r} does not count its traces. Wrap the function in "
+                "`eqx.debug.assert_max_traces(max_traces=None)` first."
+            )
+    return inner._counter.count
+
+
+class Counted(Transformed[_P, _T]):
+    """The result of [`equinox_like.debug.assert_max_traces`][]."""
+
+    _transformation_ = "assert_max_traces"
+
+    _max_traces: int | None = field(static=True)
+    _counter: "_Counter" = field(static=True)
+
+    def __init__(self, fn: Any, max_traces: int | None):
+        super().__init__(fn)
+        if max_traces is not None:
+            require_integer(max_traces, "assert_max_traces", "max_traces", least=0)
+        self._max_traces = max_traces
+        self._counter = _Counter()
+
+    def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        fn, most, counter = self.__wrapped__, self._max_traces, self._counter
+        with counter.lock:
+            counter.count += 1
+            is_allowed = most is None or counter.count <= most
+        if most is not None:
+            trace = _trace_of((self._tree, args, kwargs), fn)
+            if not is_allowed:
+                raise RuntimeError(_message(fn, most, trace, counter.traces))
+            if trace is not None:
+                counter.traces.append(trace)
+        return fn(*args, **kwargs)
+
+    def __deepcopy__(self, memo: Any) -> "Counted[_P, _T]":
+        return Counted(copy.deepcopy(self.__wrapped__, memo), self._max_traces)
+
+
+class _Counter:
+    """The number of calls, and the traces of those that were allowed."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.traces: list[Trace] = []
+        self.lock = threading.Lock()
+
+    def __reduce__(self) -> Any:
+        return _Counter, ()  # what is unpickled counts for itself
+
+
+def _trace_of(call: tuple[Any, Any, Any], fn: Any) -> Trace | None:
+    try:
+        signature = signature_of(fn)
+        layout = LayoutTable(signature, name_of(fn)).make(call)
+        return trace_to_be(layout, jtu.tree_leaves(call))
+    except Exception:
+        # There is nothing to compare: most such calls raise an error of their own.
+        return None
+
+
+def _message(fn: Any, most: int, trace: Trace | None, before: list[Trace]) -> str:
+    name = name_of(fn)
+    # What `filter_jit` and `jax.jit` return has both.
+    if hasattr(fn, "trace") and hasattr(fn, "lower"):
+        return (
+            f"`assert_max_traces` of the compiled `{name}` counts all calls. To count "
+            "traces, apply it to the function: "
+            f"`filter_jit(assert_max_traces({name}, max_traces={most}))`."
+        )
+    head = f"`{name}` can only be traced {most} times."
+    if trace is None or not before:
+        return f"{head} What differs in this call is not known."
+    if any(old.serves(trace) for old in before):
+        return (
+            f"{head} The arguments of this call do not differ from earlier ones. "
+            "Perhaps the function is transformed again each time, as by `jax.jit` "
+            "within a loop."
+        )
+    return f"{head} {explain(name, trace, before)}"
