@@ -20,9 +20,8 @@ from ..._tree.deleted import deleted_named
 from ..._tree.nodes import describe_node
 from ..._tree.splitting import STATIC, Skeleton, make_skeleton, merge
 from ..._typing import ArrayLike, DTypeLike
-from .._base.arguments import check_dtype, wrong_type
+from .._base.checks import as_array, check_dtype, jax_array, wrong_type
 from .._base.init import default_dtype
-from .._base.inputs import as_array, jax_array
 from .._base.precision import accumulation_dtype, computes, saturated
 
 _Model = TypeVar("_Model")

@@ -1,6 +1,6 @@
-"""`LoRA`: trains a low-rank update of a layer's weight instead of the weight.
+"""`LoRA`: trains a low-rank update of the weight of a layer.
 
-Like the other layers that compute the weight of a layer (`_reparam.py`), it calls a
+Like the other layers that compute the weight of a layer (`reparam.py`), it calls a
 copy of the layer with another weight.
 """
 
@@ -23,16 +23,21 @@ from ..._tree import is_inexact_array
 from ..._tree.partitioning import map_nodes
 from ..._tree.selection import select
 from ..._typing import ArrayLike, PRNGKeyArray
-from .._base.arguments import as_number, as_size, check_not_layer_class, wrong_value
+from .._base.checks import as_number, as_size, check_not_layer_class, wrong_value
 from .._base.init import draw, key_named, leading_axes, split_key
 from .._base.precision import computes
 from .._base.sharding import explicit_mesh, like
-from .._base.state import StateIndex
-from .._base.stateful import StatefulLayer, is_stateful, takes_key
+from .._base.state import StatefulLayer, StateIndex, is_stateful, takes_key
 from .._layers.embedding import indexed
 from .._layers.linear import rows_product
-from .quantised import TAKE_STAND_INS, unwrapped, weights_under, with_weight
-from .quantised_weight import QuantizedWeight, has_values
+from .quantised import (
+    TAKE_STAND_INS,
+    QuantizedWeight,
+    has_values,
+    unwrapped,
+    weights_under,
+    with_weight,
+)
 
 _Layer = TypeVar("_Layer", covariant=True)
 _P = ParamSpec("_P")

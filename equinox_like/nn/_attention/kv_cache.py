@@ -21,8 +21,7 @@ from ..._errors import ShapeError
 from ..._module import Module, field
 from ..._runtime.error_if import error_if
 from ..._typing import ArrayLike
-from .._base.arguments import as_size, wrong_type, wrong_value
-from .._base.inputs import jax_array
+from .._base.checks import as_size, jax_array, wrong_type, wrong_value
 from .._base.precision import saturated
 from .._base.sharding import parts, split_as
 from .._base.state import unchanged

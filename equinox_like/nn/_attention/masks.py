@@ -15,7 +15,7 @@ from ..._errors import ShapeError
 from ..._tree import is_array
 from ..._tree.nodes import describe_node
 from ..._typing import ArrayLike
-from .._base.arguments import as_size, check_scalar
+from .._base.checks import as_size, check_scalar
 
 
 def causal_mask(

@@ -21,7 +21,7 @@ from ..._transforms.trace import filter_eval_shape
 from ..._tree import is_array, is_inexact_array
 from ..._tree.arrays import describe_array, is_concrete
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from .arguments import check_dtype, taker_name
+from .checks import check_dtype, taker_name
 from .precision import to_dtype
 
 

@@ -15,12 +15,18 @@ from ..._module import Module, field
 from ..._tree import is_array
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from ..._warn import warn
-from .._base.arguments import as_eps, as_size
+from .._base.checks import (
+    as_eps,
+    as_size,
+    check_channels_first,
+    check_input,
+    jax_array,
+    parameter_shape,
+)
 from .._base.init import parameter_dtype
-from .._base.inputs import check_channels_first, check_input, jax_array, parameter_shape
 from .._base.precision import accumulation_dtype, computes
 from .._base.sharding import like
-from .._base.stateful import ABSENT, with_state
+from .._base.state import ABSENT, with_state
 
 _State = TypeVar("_State")
 

@@ -14,10 +14,10 @@ from ..._module import Module
 from ..._tree.nodes import describe_node
 from ..._tree.require import name_of_call
 from ..._typing import PRNGKeyArray
-from .._base.arguments import as_layers, check_function
+from .._base.checks import as_layers, check_function
 from .._base.init import split_key
 from .._base.precision import computes
-from .._base.stateful import (
+from .._base.state import (
     ABSENT,
     StatefulLayer,
     call_stateless,

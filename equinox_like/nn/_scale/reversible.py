@@ -1,5 +1,7 @@
-"""`ReversibleBlock` and `ReversibleSequential`: layers whose inputs can be computed
-from their outputs, so that they need not be stored for the backward pass."""
+"""`ReversibleBlock` and `ReversibleSequential`: layers that compute inputs from outputs.
+
+So their inputs need not be stored for the backward pass.
+"""
 
 from collections.abc import Iterable
 from typing import Any, TypeVar
@@ -16,12 +18,11 @@ from ..._tree.arrays import reusable
 from ..._tree.nodes import describe_node
 from ..._tree.partitioning import map_arrays
 from ..._typing import PRNGKeyArray
-from .._base.arguments import as_axis, as_layers, check_layer, wrong_type
+from .._base.checks import as_axis, as_layers, check_layer, described, wrong_type
 from .._base.init import split_key
-from .._base.inputs import described
 from .._base.precision import computes
 from .._base.sharding import parts, split_by, varying_as
-from .._base.stateful import is_stateful, key_for
+from .._base.state import is_stateful, key_for
 from .stacked import Stacked, as_before, policy_of, shape_and_dtype, strongly_typed
 
 _X = TypeVar("_X")

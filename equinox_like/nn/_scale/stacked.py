@@ -21,19 +21,23 @@ from ..._tree.nodes import describe_node, path_str
 from ..._tree.partitioning import map_arrays, map_nodes
 from ..._typing import PRNGKeyArray
 from .._attention.kv_cache import Rows, caches_in, writing_into
-from .._base.arguments import as_layers, as_size, check_function
+from .._base.checks import IF_AN_ENSEMBLE, as_layers, as_size, check_function, described
 from .._base.init import build_stacked, split_key
-from .._base.inputs import IF_AN_ENSEMBLE, described
 from .._base.precision import computes
 from .._base.sharding import parts, split_by, varying_as
-from .._base.state import Marker, RowMarker, State, check_state, is_index, with_marker
-from .._base.stateful import (
+from .._base.state import (
     ABSENT,
+    Marker,
+    RowMarker,
+    State,
     StatefulLayer,
     call_stateless,
     check_not_key,
+    check_state,
+    is_index,
     is_stateful,
     key_for,
+    with_marker,
 )
 
 _L = TypeVar("_L", covariant=True)
