@@ -397,7 +397,7 @@ def test_other_values_compile_no_other_program(shallow, key) -> None:
             eqx.ShapeError,
             r"`prompt_length` of shape \(\)",
         ),
-        ({"prompt_length": 1.5}, TypeError, "integers as `prompt_length`"),
+        ({"prompt_length": 1.5}, TypeError, "integer as `prompt_length`"),
         ({"prompt_length": 4}, eqx.EquinoxRuntimeError, "`prompt_length` from 1 to 3"),
         (
             {"cache": {"h": jnp.ones(3)}},

@@ -15,7 +15,7 @@ from ..._errors import ShapeError
 from ..._tree import is_array
 from ..._tree.nodes import describe_node
 from ..._typing import ArrayLike
-from .._base.checks import as_size, check_scalar
+from .._base.checks import as_size, check_integer, check_scalar
 
 
 def causal_mask(
@@ -199,11 +199,7 @@ def _check_integer(function: str, name: str, value: Any, of_row: str) -> None:
     fix = f" For a batch, wrap it: `jax.vmap(lambda n: {of_row})({name})`."
     check_scalar(f"`{function}`", name, value, fix)
     if not jax.export.is_symbolic_dim(value):
-        dtype = jnp.result_type(value)
-        if not jnp.issubdtype(dtype, jnp.integer):
-            raise TypeError(
-                f"`{function}` takes an integer as `{name}`; got one of dtype {dtype}."
-            )
+        check_integer(f"`{function}`", name, value)
 
 
 def _length(function: str, name: str, value: Any) -> Any:

@@ -50,10 +50,23 @@ def wrong_type(
     return TypeError(refusal(taker, wanted, name, describe_node(value), fix))
 
 
+def wrong_shape(
+    taker: Any, wanted: str, name: str, shape: Any, fix: str = ""
+) -> ShapeError:
+    return ShapeError(refusal(taker, wanted, name, f"shape {shape}", fix))
+
+
 def check_scalar(layer: Any, name: str, value: Any, fix: str = "") -> None:
     if jnp.shape(value) != ():
-        given = f"shape {jnp.shape(value)}"
-        raise ShapeError(refusal(layer, "a scalar", name, given, fix))
+        raise wrong_shape(layer, "a scalar", name, jnp.shape(value), fix)
+
+
+def check_integer(layer: Any, name: str, value: Any, fix: str = "") -> None:
+    """Raises `TypeError` for an array or a number that is not of an integer dtype."""
+    dtype = jnp.result_type(value)
+    if not jnp.issubdtype(dtype, jnp.integer):
+        wanted = "integers" if jnp.ndim(value) else "an integer"
+        raise TypeError(refusal(layer, wanted, name, str(dtype), fix))
 
 
 def _converted(
@@ -249,7 +262,7 @@ def check_input(
         return
     extra = len(shape) - len(wanted)
     message = (
-        f"{type(layer).__name__} takes `{name}` of shape {_as_text(wanted)}, but was "
+        f"{taker_name(layer)} takes `{name}` of shape {_as_text(wanted)}, but was "
         f"given shape {_as_text(shape)}."
     )
     if extra > 0 and _matches(shape[extra:], wanted):

@@ -26,6 +26,8 @@ from .._base.checks import (
     as_theta,
     check_columns,
     check_input,
+    check_integer,
+    check_scalar,
     jax_array,
     parameter_shape,
 )
@@ -289,10 +291,7 @@ class LearnedPositionalEmbedding(Module):
             rows = placed(lambda table: table[offset : offset + length], where, weight)
             return _plus(x, rows)
         places = row_positions(self, length, offset, positions)
-        if not jnp.issubdtype(places.dtype, jnp.integer):
-            raise TypeError(
-                f"{type(self).__name__} takes integers as positions; got {places.dtype}."
-            )
+        check_integer(self, "positions", places)
         if jnp.iinfo(places.dtype).bits < 32:
             # The number of rows may not fit into a small dtype.
             places = places.astype(jnp.int32)
@@ -345,11 +344,7 @@ def _check_index(embedding: Embedding, x: Any) -> None:
         )
     check_input(embedding, x, ())
     rows = parameter_shape(embedding, "weight", 2)
-    if not jnp.issubdtype(jnp.result_type(x), jnp.integer):
-        raise TypeError(
-            f"Embedding takes an integer as its index; got one of dtype "
-            f"{jnp.result_type(x)}. Convert it with `.astype(int)`."
-        )
+    check_integer(embedding, "x", x, " Convert it with `.astype(int)`.")
     if rows is not None and not isinstance(x, jax.Array):
         # Reading a Python or NumPy number does not wait for a device.
         number: Any = x
@@ -666,12 +661,8 @@ def row_positions(layer: Any, length: int, offset: Any, positions: Any) -> Array
     """The position of each row, from the arguments of a call."""
     if positions is None:
         offset = as_array(layer, "offset", offset)
-        if offset.ndim != 0:
-            raise ShapeError(
-                f"{type(layer).__name__} takes a scalar as `offset`, the position of the "
-                f"first row, but was given shape {offset.shape}. Pass the position of "
-                "each row as `positions`."
-            )
+        fix = " Pass the position of each row as `positions`."
+        check_scalar(layer, "offset", offset, fix)
         # The dtype of the offset may be too small for the sum.
         is_integer = jnp.issubdtype(offset.dtype, jnp.integer)
         dtype = jnp.result_type(int if is_integer else float)
@@ -681,9 +672,5 @@ def row_positions(layer: Any, length: int, offset: Any, positions: Any) -> Array
             f"{type(layer).__name__} takes `offset` or `positions`, not both."
         )
     positions = as_array(layer, "positions", positions)
-    if positions.shape != (length,):
-        raise ShapeError(
-            f"{type(layer).__name__} takes `positions` of shape ({length},), one for each "
-            f"row, but was given shape {positions.shape}."
-        )
+    check_input(layer, positions, (length,), "positions")
     return positions

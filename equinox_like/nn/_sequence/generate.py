@@ -40,8 +40,11 @@ from .._base.checks import (
     as_array,
     as_size,
     check_function,
+    check_input,
+    check_integer,
     check_scalar,
     jax_array,
+    wrong_shape,
     wrong_type,
 )
 from .._base.init import key_named
@@ -387,8 +390,7 @@ def _float(x: Any) -> Any:
 
 def _checked_integers(name: str, value: Any) -> Array:
     value = as_array("`generate`", name, value)
-    if not jnp.issubdtype(value.dtype, jnp.integer):
-        raise TypeError(f"`generate` takes integers as `{name}`; got {value.dtype}.")
+    check_integer("`generate`", name, value)
     return value.astype(jnp.int32)
 
 
@@ -397,11 +399,7 @@ def _checked_length(length: Any, prompt_shape: tuple[int, ...]) -> Array | None:
         return None
     length = _checked_integers("prompt_length", length)
     *batch, number = prompt_shape
-    if length.shape != tuple(batch):
-        raise ShapeError(
-            f"`generate` takes a `prompt_length` of shape {tuple(batch)}, one for each "
-            f"prompt; got shape {length.shape}."
-        )
+    check_input("`generate`", length, batch, "prompt_length")
     return error_if(
         length,
         (length < 1) | (length > number),
@@ -582,21 +580,12 @@ def _checked_int(function: str, name: str, value: Any, minimum: int) -> int:
 
 
 def _check_logits(logits: Any, seen: Any) -> None:
-    if not is_array(logits):
-        raise TypeError(
-            f"`sample_logits` takes an array of logits; got {describe_node(logits)}."
-        )
+    name = "`sample_logits`"
+    if not is_array(logits) or not jnp.issubdtype(logits.dtype, jnp.floating):
+        raise wrong_type(name, "a floating array", "logits", logits)
     if logits.ndim != 1 or logits.shape[0] == 0:
-        raise ShapeError(
-            "`sample_logits` takes `logits` of shape (vocabulary,); got shape "
-            f"{logits.shape}. For a batch, wrap it in `jax.vmap`, with a key for each row."
-        )
-    if not jnp.issubdtype(logits.dtype, jnp.floating):
-        raise TypeError(f"`sample_logits` takes floating logits; got {logits.dtype}.")
-    if seen is not None and not is_array(seen):
-        raise wrong_type("`sample_logits`", "an array of bools", "seen", seen)
-    if seen is not None and seen.shape != logits.shape:
-        raise ShapeError(
-            f"`sample_logits` takes a `seen` of the shape of the logits, {logits.shape}; "
-            f"got shape {seen.shape}."
-        )
+        fix = " For a batch, wrap it in `jax.vmap`, with a key for each row."
+        wanted = "an array of shape (vocabulary,)"
+        raise wrong_shape(name, wanted, "logits", logits.shape, fix)
+    if seen is not None:
+        check_input(name, seen, logits.shape, "seen")

@@ -27,11 +27,14 @@ from .._base.checks import (
     check_columns,
     check_dtype,
     check_function,
+    check_input,
+    check_integer,
     check_layer,
+    check_scalar,
     described,
     jax_array,
     taker_name,
-    wrong_type,
+    wrong_value,
 )
 from .._base.init import Init, Layout, dtype_of, first_values, gates, split_key
 from .._base.precision import cast_to_precision, computes, in_float32, is_half
@@ -545,23 +548,13 @@ def _there(layer: Any, size: int, length: Any) -> Array | None:
     """The mask of the elements of a sequence that are not padding; `None` if all."""
     if length is None:
         return None
-    name = type(layer).__name__
-    if jnp.shape(length) != ():
-        raise ShapeError(
-            f"{name} takes one sequence, and its `length` as one integer; got shape "
-            f"{jnp.shape(length)}. Use `jax.vmap` for a batch, as in "
-            "`jax.vmap(rnn)(xs, length=lengths)`."
-        )
-    if not jnp.issubdtype(jnp.result_type(length), jnp.integer):
-        raise TypeError(
-            f"{name} takes an integer as `length`; got dtype {jnp.result_type(length)}."
-        )
+    fix = " Use `jax.vmap` for a batch: `jax.vmap(rnn)(xs, length=lengths)`."
+    check_scalar(layer, "length", length, fix)
+    check_integer(layer, "length", length)
     if isinstance(length, SupportsIndex) and not is_array(length):
         if not 0 <= operator.index(length) <= size:
-            raise ValueError(
-                f"{name} was given a sequence of {size} elements, but a `length` "
-                f"of {length}."
-            )
+            wanted = f"an int from 0 to {size}, the size of the sequence,"
+            raise wrong_value(layer, wanted, "length", length)
     return jnp.arange(size) < jnp.asarray(length).astype(int)
 
 
@@ -628,14 +621,8 @@ def scan_cell(
     xs, length = _as_sequence("`scan_cell`", xs)
     init = varying_as((cell, xs), _first_state(cell, xs, cast_to_precision(init)))
     if mask is not None:
-        if not is_array(mask):
-            fix = " Pass `jnp.asarray(mask)`."
-            raise wrong_type("`scan_cell`", "an array", "mask", mask, fix)
-        if mask.shape != (length,):
-            raise ShapeError(
-                f"`scan_cell` takes a `mask` of shape ({length},), one entry for each "
-                f"element of the sequence, but was given shape {mask.shape}."
-            )
+        check_input("`scan_cell`", mask, (length,), "mask")
+        mask = jax_array(mask)
         xs = _without_padding(xs, mask)
 
     wide, narrow = _widened(cell)
