@@ -383,8 +383,7 @@ def described(tree: Any) -> str:
         dtype = x.dtype if isinstance(x, jax.Array) else jnp.result_type(x)
         return f"shape {jnp.shape(x)} and dtype {dtype}"
 
-    out = jtu.tree_map(shown, tree)
-    return out if isinstance(out, str) else str(out)
+    return str(jtu.tree_map(shown, tree))
 
 
 def _shape_of(x: Any) -> tuple[int, ...] | None:

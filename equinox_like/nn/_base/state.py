@@ -37,6 +37,7 @@ from ..._tree.nodes import describe_node, path_str
 from ..._tree.partitioning import map_nodes
 from ..._tree.registry import register_cached
 from ..._tree.require import explain_call, may_be_key
+from ..._typing import NOT_GIVEN
 from ..._warn import warn
 from .checks import check_function, check_not_layer_class, described, wrong_type
 
@@ -209,7 +210,7 @@ class State(Cached):
         """
         values = self._alive()
         marker = self._marker(item)
-        value = _like(value, values[marker], _name(marker, self._markers))
+        value = _fitting(value, values[marker], _name(marker, self._markers))
         return self._replaced(values | {marker: value})
 
     def substate(self, pytree: Any) -> "State":
@@ -232,9 +233,8 @@ class State(Cached):
         """
         values = self._alive()
         if type(substate) is not State:
-            raise ValueError(
-                f"`State.update` takes a State; got {describe_node(substate)}."
-            )
+            given = describe_node(substate)
+            raise ValueError(f"`State.update` takes a State; got {given}.")
         new = substate._alive()
         unknown = [m for m in new if m not in values]
         if unknown:
@@ -329,18 +329,15 @@ def make_with_state(make_model: Callable[_P, _T]) -> Callable[_P, tuple[_T, Stat
     # The call of the class: a wrapper of a factory has the signature of the factory.
     cls: Any = type(make_model)
     if issubclass(cls, Module) and "state" in signature_of(cls.__call__).parameters:
-        name = cls.__name__
-        fix = (
-            f" Write `make_with_state({name})(...)`, with the arguments of `{name}` in "
-        )
-        wanted = "a class, or a function that returns a model,"
-        raise wrong_type(
+        taker, wanted = (
             "`make_with_state`",
-            wanted,
-            "make_model",
-            make_model,
-            fix + "the second call.",
+            "a class, or a function that returns a model,",
         )
+        fix = (
+            f" Write `make_with_state({cls.__name__})(...)`, with the arguments of "
+            f"`{cls.__name__}` in the second call."
+        )
+        raise wrong_type(taker, wanted, "make_model", make_model, fix)
 
     @functools.wraps(make_model)
     def make(*args: _P.args, **kwargs: _P.kwargs) -> tuple[_T, State]:
@@ -411,7 +408,7 @@ def _state(values: dict[Any, Any]) -> State:
     return state
 
 
-def _like(value: Any, old: Any, name: str) -> Any:
+def _fitting(value: Any, old: Any, name: str) -> Any:
     """`value` as arrays; raises unless structure, shapes and dtypes equal `old`'s."""
     value = jax.tree.map(jnp.asarray, value)
     new_structure, old_structure = jax.tree.structure(value), jax.tree.structure(old)
@@ -514,23 +511,13 @@ def explain_wrong_call(error: TypeError, layer: Any, args: Any, kwargs: Any) -> 
             error.args = (f"{said} Pass the key by name: `key=key`.",)
 
 
-class _Absent:
-    """The default of a `state` argument. `None` would count as a state."""
-
-    def __repr__(self) -> str:
-        return "<absent>"
-
-
-ABSENT: Any = _Absent()
-
-
 def check_not_key(layer: Any, state: Any) -> None:
     """Raises `TypeError` if a call without stateful layers was given a key as `state`.
 
     They return a state as it is, so the key would not be used. A stateful layer of a
     user may have a key as its state.
     """
-    if state is ABSENT:
+    if state is NOT_GIVEN:
         return
     is_raw = (
         is_array(state) and state.dtype == np.uint32 and state.shape in ((2,), (4,))
@@ -540,12 +527,6 @@ def check_not_key(layer: Any, state: Any) -> None:
             f"{type(layer).__name__} takes a state as its second argument; got a PRNG "
             "key. Pass the key by name: `layer(x, key=key)`."
         )
-
-
-def with_state(layer: Any, y: Any, state: Any) -> tuple[Any, Any]:
-    """What a layer that only passes its state on returns."""
-    check_not_key(layer, state)
-    return y, state
 
 
 def is_stateful(layer: Any) -> bool:

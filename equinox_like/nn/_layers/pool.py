@@ -236,14 +236,15 @@ class _AvgPool(_PoolNd, init=False):
         with jax.named_scope(f"eqx.nn.AvgPool{n}d"):
             check_input(self, x, (None,) * (n + 1))
             x, number = jax_array(x), math.prod(self.kernel_size)
-            if not jnp.issubdtype(x.dtype, jnp.inexact):
-                # As in `jnp.sum`, because the sum of small integers overflows.
-                wide = x.astype(jax.eval_shape(jnp.sum, x).dtype)
-                return super().__call__(wide) / number
-            # In half precision the sum of a large window overflows, or loses its last
-            # elements.
-            wide = x.astype(accumulation_dtype(x))
-            return (super().__call__(wide) / number).astype(x.dtype)
+            is_inexact = jnp.issubdtype(x.dtype, jnp.inexact)
+            # The sum of small integers, or of a large window in half precision, overflows.
+            wide = (
+                accumulation_dtype(x)
+                if is_inexact
+                else jax.eval_shape(jnp.sum, x).dtype
+            )
+            y = super().__call__(x.astype(wide)) / number
+            return y.astype(x.dtype) if is_inexact else y
 
 
 class AvgPool1d(_AvgPool, init=False):
@@ -383,9 +384,7 @@ class AdaptivePool(Module):
         """
         n = as_size(self, "num_spatial_dims", num_spatial_dims)
         self.target_shape = per_axis(self, "target_shape", target_shape, n, 0)
-        if len(self.target_shape) != n:
-            wanted = f"an int or a sequence of {n} ints"
-            raise wrong_value(self, wanted, "target_shape", target_shape)
+        check_length(self, "target_shape", self.target_shape, n)
         check_function(type(self).__name__, "operation", operation)
         self.operation = operation
 

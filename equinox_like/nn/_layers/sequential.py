@@ -13,12 +13,11 @@ from ..._errors import did_you_mean
 from ..._module import Module
 from ..._tree.nodes import describe_node
 from ..._tree.require import name_of_call
-from ..._typing import PRNGKeyArray
+from ..._typing import NOT_GIVEN, PRNGKeyArray
 from .._base.checks import as_layers, check_function
 from .._base.init import split_key
 from .._base.precision import computes
 from .._base.state import (
-    ABSENT,
     StatefulLayer,
     call_stateless,
     check_not_key,
@@ -92,7 +91,7 @@ class Sequential(StatefulLayer, Generic[_Y]):
 
     @computes("eqx.nn.Sequential", "nothing")
     def __call__(
-        self, x: Any, state: Any = ABSENT, *, key: PRNGKeyArray | None = None
+        self, x: Any, state: Any = NOT_GIVEN, *, key: PRNGKeyArray | None = None
     ) -> Any:
         """**Arguments:**
 
@@ -123,7 +122,7 @@ class Sequential(StatefulLayer, Generic[_Y]):
             if not is_stateful(layer):
                 what = f"`layers[{i}]` of this Sequential"
                 x = call_part(*part, call_stateless, what, layer, x, **kwargs)
-            elif state is ABSENT:
+            elif state is NOT_GIVEN:
                 raise TypeError(
                     f"`layers[{i}]` of this Sequential is stateful: it is "
                     f"{describe_node(layer)}. Pass its state, as in `out, state = "
@@ -131,7 +130,7 @@ class Sequential(StatefulLayer, Generic[_Y]):
                 )
             else:
                 x, state = call_part(*part, layer, x, state=state, **kwargs)
-        return x if state is ABSENT else (x, state)
+        return x if state is NOT_GIVEN else (x, state)
 
     def is_stateful(self) -> bool:
         """Whether any member is stateful."""

@@ -19,14 +19,13 @@ from ..._transforms.checkpoint import checkpointed_step, require_policy
 from ..._tree import combine, is_array, partition
 from ..._tree.nodes import describe_node, path_str
 from ..._tree.partitioning import map_arrays, map_nodes
-from ..._typing import PRNGKeyArray
+from ..._typing import NOT_GIVEN, PRNGKeyArray
 from .._attention.kv_cache import Rows, caches_in, writing_into
 from .._base.checks import IF_AN_ENSEMBLE, as_layers, as_size, check_function, described
 from .._base.init import build_stacked, split_key
 from .._base.precision import computes
 from .._base.sharding import parts, split_by, varying_as
 from .._base.state import (
-    ABSENT,
     Marker,
     RowMarker,
     State,
@@ -155,10 +154,10 @@ class Stacked(StatefulLayer, Generic[_L]):
     def __call__(
         self: "Stacked[Callable[..., _Y]]",
         x: Any,
-        state: Any = ABSENT,
+        state: Any = NOT_GIVEN,
         *,
         key: PRNGKeyArray | None = None,
-        xs: Any = ABSENT,
+        xs: Any = NOT_GIVEN,
         **broadcast: Any,
     ) -> _Y:
         """**Arguments:**
@@ -194,14 +193,14 @@ class Stacked(StatefulLayer, Generic[_L]):
         _check_state(self, state, stateful)
         arrays, rest = partition(layers, is_array)
         keys = None if key is None else split_key(key, self.depth, self)
-        inputs = {"arrays": arrays, "key": keys, "xs": None if xs is ABSENT else xs}
+        inputs = {"arrays": arrays, "key": keys, "xs": None if xs is NOT_GIVEN else xs}
         inputs["state"] = state.substate(self.layers) if stateful else None
         _check_depth(self)
         _check_rows(self, inputs["xs"])
 
         def step(x: Any, inputs: dict[str, Any]) -> tuple[Any, Any]:
             layer = combine(inputs["arrays"], rest)
-            args = [x] if xs is ABSENT else [x, inputs["xs"]]
+            args = [x] if xs is NOT_GIVEN else [x, inputs["xs"]]
             kwargs = {**broadcast, **key_for(layer, inputs["key"])}
             new_state = None
             part = layers, (), layer
@@ -215,7 +214,7 @@ class Stacked(StatefulLayer, Generic[_L]):
                 what = "A layer of this Stacked"
                 out = call_part(*part, call_stateless, what, layer, *args, **kwargs)
             y = None
-            if xs is not ABSENT:
+            if xs is not NOT_GIVEN:
                 out, y = pair_of(out, "With `xs`, a layer of Stacked", "(x, y)")
             return as_before("A layer of Stacked", x, out), (y, new_state)
 
@@ -234,8 +233,8 @@ class Stacked(StatefulLayer, Generic[_L]):
             x, (ys, new_state) = scanned
             if is_in_place:
                 x, ys, _ = x
-        out: Any = x if xs is ABSENT else (x, ys)
-        if state is ABSENT:
+        out: Any = x if xs is NOT_GIVEN else (x, ys)
+        if state is NOT_GIVEN:
             return out
         out = out, state if new_state is None else state.update(new_state)
         return out
@@ -297,7 +296,7 @@ def _in_place(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_state(stacked: Stacked, state: Any, stateful: bool) -> None:
-    if stateful and state is ABSENT:
+    if stateful and state is NOT_GIVEN:
         raise TypeError(
             "The layers of this Stacked are stateful. Pass the state, as in "
             "`out, state = model(x, state)`."

@@ -360,7 +360,7 @@ class Bidirectional(Module):
         cells = self.forward, self.backward
         xs, size = _as_sequence(self, xs)
         there = _there(self, size, length)
-        out, last = _scanned(cells, states, xs, there, self.unroll)
+        out, last = _scanned(cells, states, xs, there, unroll=self.unroll)
         return self.merge(*out), (last[0], last[1])
 
 
@@ -538,8 +538,8 @@ class RNN(Module):
             if getattr(layer, "_takes_sequence", False):
                 xs, state = call_part(*part, layer, xs, state, length=length)
             else:
-                one = (layer,), (state,), xs, there, self.unroll
-                (xs,), (state,) = call_part(*part, _scanned, *one)
+                one = (layer,), (state,), xs, there
+                (xs,), (state,) = call_part(*part, _scanned, *one, unroll=self.unroll)
             last.append(state)
         return xs, tuple(last)
 
@@ -619,23 +619,12 @@ def scan_cell(
     """
     check_layer("`scan_cell`", "cell", cell)
     xs, length = _as_sequence("`scan_cell`", xs)
-    init = varying_as((cell, xs), _first_state(cell, xs, cast_to_precision(init)))
     if mask is not None:
         check_input("`scan_cell`", mask, (length,), "mask")
         mask = jax_array(mask)
-        xs = _without_padding(xs, mask)
-
-    wide, narrow = _widened(cell)
-
-    def step(state, inputs):
-        x, is_there = inputs
-        new = _called(cell, narrow(wide), x, state)
-        if is_there is not None:
-            new = _where(is_there, new, state)
-        return new, new[0] if isinstance(new, tuple) else new
-
-    final, outputs = jax.lax.scan(step, init, (xs, mask), reverse=reverse)
-    return outputs, final
+    states = (cast_to_precision(init),)
+    outputs, final = _scanned((cell,), states, xs, mask, holds=True, reverse=reverse)
+    return outputs[0], final[0]
 
 
 def _scanned(
@@ -643,34 +632,41 @@ def _scanned(
     states: Sequence[Any],
     xs: Any,
     there: Array | None,
-    unroll: int | bool,
+    *,
+    holds: bool = False,
+    **options: Any,
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """The outputs and the last state of each cell. The first cell runs forward over the
-    sequence, the second one backward. Elements where `there` is false are padding."""
+    sequence, the second one backward. Elements where `there` is false are padding: there
+    a cell keeps its state, and its output is zero, or that state if the output `holds`."""
     if there is not None:
         xs = _without_padding(xs, there)
     each = zip(cells, states, strict=True)
     states = tuple(_first_state(cell, xs, state) for cell, state in each)
     states = varying_as((cells, xs), states)
-    inputs = [(xs, there), _flipped((xs, there))][: len(cells)]
-
+    inputs = [(xs, there)]
+    if len(cells) > 1:
+        inputs.append(_flipped((xs, there)))
     wide, narrow = _widened(tuple(cells))
+
+    def output_of(state):
+        return state[0] if isinstance(state, tuple) else state
 
     def step(states, inputs):
         new, outputs = [], []
-        for cell, narrowed, state, (x, is_there) in zip(
-            cells, narrow(wide), states, inputs, strict=True
-        ):
-            after = _called(cell, narrowed, x, state)
-            output = after[0] if isinstance(after, tuple) else after
+        each = zip(cells, narrow(wide), states, inputs, strict=True)
+        for cell, narrowed, state, (x, is_there) in each:
+            after = call_part(cell, (), narrowed, narrowed, x, state)
+            output = output_of(after)
             if is_there is not None:
                 after = _where(is_there, after, state)
-                output = _where(is_there, output, jax.tree.map(jnp.zeros_like, output))
+                zeros = jax.tree.map(jnp.zeros_like, output)
+                output = output_of(after) if holds else _where(is_there, output, zeros)
             new.append(after)
             outputs.append(output)
         return tuple(new), tuple(outputs)
 
-    last, outputs = jax.lax.scan(step, states, inputs, unroll=unroll)
+    last, outputs = jax.lax.scan(step, states, inputs, **options)
     return (outputs[0], *map(_flipped, outputs[1:])), tuple(last)
 
 
@@ -683,10 +679,6 @@ def _as_sequence(taker: Any, xs: Any) -> tuple[Any, int]:
             "the sequence along the first axis."
         )
     return jax.tree.map(jax_array, xs), leaves[0].shape[0]
-
-
-def _called(cell: Any, copy: Any, x: Any, state: Any) -> Any:
-    return call_part(cell, (), copy, copy, x, state)
 
 
 def _widened(cells: Any) -> tuple[Any, Callable[[Any], Any]]:
