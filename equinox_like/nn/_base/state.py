@@ -18,7 +18,6 @@ from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
-import numpy as np
 import wadler_lindig as wl
 from jaxtyping import Array
 
@@ -30,8 +29,8 @@ from ..._io.faults import BEFORE_STATE
 from ..._module import Frozen, Module, field
 from ..._module.construct import filled
 from ..._transforms.vmap import Vmapped
-from ..._tree import is_array, is_array_like, tree_pformat
-from ..._tree.arrays import is_typed_key, is_weak
+from ..._tree import is_array_like, tree_pformat
+from ..._tree.arrays import is_weak
 from ..._tree.cached import Attribute, Cached, forget
 from ..._tree.nodes import describe_node, path_str
 from ..._tree.partitioning import map_nodes
@@ -517,12 +516,8 @@ def check_not_key(layer: Any, state: Any) -> None:
     They return a state as it is, so the key would not be used. A stateful layer of a
     user may have a key as its state.
     """
-    if state is NOT_GIVEN:
-        return
-    is_raw = (
-        is_array(state) and state.dtype == np.uint32 and state.shape in ((2,), (4,))
-    )
-    if (is_raw or is_typed_key(state)) and not is_stateful(layer):
+    is_given = state is not NOT_GIVEN
+    if is_given and may_be_key(state) and not is_stateful(layer):
         raise TypeError(
             f"{type(layer).__name__} takes a state as its second argument; got a PRNG "
             "key. Pass the key by name: `layer(x, key=key)`."

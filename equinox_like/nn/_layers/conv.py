@@ -114,25 +114,22 @@ def _convolved(
         if isinstance(padding, str):
             pairs = jax.lax.padtype_to_pads(sizes, windows, strides, padding)
         check_windows(conv, x.shape, sizes, pairs, windows)
-        try:
-            y = jax.lax.conv_general_dilated(
-                jax.lax.expand_dims(padded, (0,)),
-                weight,
-                strides,
-                padding,
-                lhs_dilation,
-                rhs_dilation=conv.dilation,
-                feature_group_count=conv.groups,
-                preferred_element_type=conv.preferred_element_type,
-            )
-        except TypeError as error:
-            if x.dtype == weight.dtype:
-                raise
+        if x.dtype != weight.dtype:
             raise TypeError(
                 f"{type(conv).__name__} takes an `x` of the dtype of its weight, "
                 f"{weight.dtype}; got {x.dtype}. Convert it by "
                 f"`x.astype({str(weight.dtype)!r})`."
-            ) from error
+            )
+        y = jax.lax.conv_general_dilated(
+            jax.lax.expand_dims(padded, (0,)),
+            weight,
+            strides,
+            padding,
+            lhs_dilation,
+            rhs_dilation=conv.dilation,
+            feature_group_count=conv.groups,
+            preferred_element_type=conv.preferred_element_type,
+        )
         y = jax.lax.squeeze(y, (0,)).astype(x.dtype)
         # The flag decides, not whether the bias is `None`.
         return in_float32(jnp.add, y, bias) if conv.use_bias else y

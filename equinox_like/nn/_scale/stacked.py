@@ -365,7 +365,7 @@ def as_before(what: str, before: Any, after: Any) -> Any:
 
     Raises `ShapeError` unless both trees have equal structure, shapes and dtypes.
     """
-    one, other = (jtu.tree_map(shape_and_dtype, tree) for tree in (before, after))
+    one, other = (jtu.tree_map(leaf_form, tree) for tree in (before, after))
     if one != other:
         raise ShapeError(
             f"{what} must return an array of the shape and dtype that it was given. It was "
@@ -374,12 +374,12 @@ def as_before(what: str, before: Any, after: Any) -> Any:
     return jax.tree.map(lambda new, old: split_by(new, parts(old)), after, before)
 
 
-class _Leaf(tuple):
+class _Form(tuple):
     """The shape and dtype of a leaf. As a subclass of `tuple`, it is a leaf itself."""
 
 
-def shape_and_dtype(leaf: Any) -> _Leaf:
-    return _Leaf((jnp.shape(leaf), jnp.result_type(leaf)))
+def leaf_form(leaf: Any) -> _Form:
+    return _Form((jnp.shape(leaf), jnp.result_type(leaf)))
 
 
 def strongly_typed(x: Any) -> Any:

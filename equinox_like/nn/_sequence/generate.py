@@ -202,11 +202,11 @@ def generate(
     pad = jax.device_put(np.int32(_checked_int("generate", "pad_token", pad_token, 0)))
     options = _Options(steps, sampling, ends, pad)
     length = _checked_length(prompt_length, prompt.shape)
-    rest = prompt, length, cache, key, options
+    arguments = [model], prompt, length, cache, key, options
     if type(model) is types.FunctionType:
         # What was compiled for it is freed with it, and with what it reads.
-        return run_cached(_generate_by_functions, [model], *rest, donate=("cache",))
-    return _compiled(model, *rest)
+        return run_cached(_generate, *arguments, donate=("cache",))
+    return _compiled(*arguments)
 
 
 class _Options(NamedTuple):
@@ -217,8 +217,10 @@ class _Options(NamedTuple):
 
 
 def _generate(
-    model: Any, prompt: Any, length: Any, cache: Any, key: Any, options: _Options
+    models: Any, prompt: Any, length: Any, cache: Any, key: Any, options: _Options
 ) -> Generation:
+    (model,) = models
+
     def row(prompt, length, cache, key):
         return _row(model, prompt, length, cache, key, options)
 
@@ -230,16 +232,8 @@ def _generate(
     return filter_vmap(row)(prompt, length, cache, keys)
 
 
-def _generate_by_functions(
-    functions: Any, prompt: Any, length: Any, cache: Any, key: Any, options: _Options
-) -> Generation:
-    (model,) = functions
-    return _generate(model, prompt, length, cache, key, options)
-
-
 # Errors and profiles name the compiled function.
 _generate.__name__ = _generate.__qualname__ = "generate"
-_generate_by_functions.__name__ = _generate_by_functions.__qualname__ = "generate"
 _compiled = filter_jit(_generate, donate=("cache",))
 on_clear(_compiled.clear_cache)
 
