@@ -25,11 +25,12 @@ from ..._annotations import signature_of
 from ..._compat.batching import is_vmapped
 from ..._core.base import Transformed
 from ..._core.context import is_inference
+from ..._core.difference import tree_differences
 from ..._io.faults import BEFORE_STATE
 from ..._module import Frozen, Module, field
 from ..._module.construct import filled
 from ..._transforms.vmap import Vmapped
-from ..._tree import is_array_like, tree_pformat
+from ..._tree import is_array, is_array_like, tree_pformat
 from ..._tree.arrays import is_weak
 from ..._tree.cached import Attribute, Cached, forget
 from ..._tree.nodes import describe_node, path_str
@@ -410,19 +411,11 @@ def _state(values: dict[Any, Any]) -> State:
 def _fitting(value: Any, old: Any, name: str) -> Any:
     """`value` as arrays; raises unless structure, shapes and dtypes equal `old`'s."""
     value = jax.tree.map(jnp.asarray, value)
-    new_structure, old_structure = jax.tree.structure(value), jax.tree.structure(old)
-    if new_structure != old_structure:
+    for found in tree_differences(name, old, value, is_array, described):
         raise ValueError(
-            f"The value of `{name}` cannot change its structure from {old_structure} to "
-            f"{new_structure}."
+            f"The value of `{found.path}` cannot change from {found.before} to "
+            f"{found.after}."
         )
-    leaves = zip(jtu.tree_leaves_with_path(value), jax.tree.leaves(old), strict=True)
-    for (path, new_leaf), old_leaf in leaves:
-        if new_leaf.shape != old_leaf.shape or new_leaf.dtype != old_leaf.dtype:
-            raise ValueError(
-                f"The value of `{path_str(path, name)}` cannot change from "
-                f"{described(old_leaf)} to {described(new_leaf)}."
-            )
     return jax.tree.map(_as_strong, value, old)
 
 

@@ -24,7 +24,7 @@ from .._base.init import split_key
 from .._base.precision import computes
 from .._base.sharding import parts, split_by, varying_as
 from .._base.state import is_stateful, key_for
-from .stacked import Stacked, as_before, leaf_form, policy_of, strongly_typed
+from .stacked import Stacked, as_before, policy_of, strongly_typed
 
 _X = TypeVar("_X")
 
@@ -127,7 +127,7 @@ class ReversibleBlock(Module):
         layer = getattr(self, name)
         out = _call(layer, x, key)
         # A sum that broadcasts or promotes cannot be inverted.
-        if leaf_form(out) != leaf_form(like):
+        if described(out) != described(like):
             raise ShapeError(
                 f"`{name}` of ReversibleBlock must return an array like the half of the "
                 f"input that it is added to, which has {described(like)}. It returned "

@@ -365,21 +365,17 @@ def as_before(what: str, before: Any, after: Any) -> Any:
 
     Raises `ShapeError` unless both trees have equal structure, shapes and dtypes.
     """
-    one, other = (jtu.tree_map(leaf_form, tree) for tree in (before, after))
-    if one != other:
+    (leaves, treedef), (new_leaves, new_treedef) = map(
+        jax.tree.flatten, (before, after)
+    )
+    if treedef != new_treedef or [*map(described, leaves)] != [
+        *map(described, new_leaves)
+    ]:
         raise ShapeError(
             f"{what} must return an array of the shape and dtype that it was given. It was "
             f"given {described(before)}, and returned {described(after)}."
         )
     return jax.tree.map(lambda new, old: split_by(new, parts(old)), after, before)
-
-
-class _Form(tuple):
-    """The shape and dtype of a leaf. As a subclass of `tuple`, it is a leaf itself."""
-
-
-def leaf_form(leaf: Any) -> _Form:
-    return _Form((jnp.shape(leaf), jnp.result_type(leaf)))
 
 
 def strongly_typed(x: Any) -> Any:
