@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +43,20 @@ from .masks import Visible, check_window
 
 _NAME = "MultiheadAttention"
 HeadsFunction = Callable[[Any, Any, Any], Any]
+
+
+class _CallOptions(TypedDict, total=False):
+    """The keywords of a call on which the type of its result does not depend."""
+
+    key: PRNGKeyArray | None
+    inference: bool | None
+    deterministic: bool | None
+    process_heads: HeadsFunction | None
+    bias: ArrayLike | None
+    is_causal: bool
+    window: int | None
+    implementation: Implementation
+    out_sharding: PartitionSpec | None
 
 
 class MultiheadAttention(Module):
@@ -210,19 +224,10 @@ class MultiheadAttention(Module):
         value: ArrayLike,
         mask: ArrayLike | None = None,
         *,
-        key: PRNGKeyArray | None = None,
-        inference: bool | None = None,
-        deterministic: bool | None = None,
-        process_heads: HeadsFunction | None = None,
-        bias: ArrayLike | None = None,
-        is_causal: bool = False,
-        window: int | None = None,
         cache: None = None,
-        implementation: Implementation = None,
         return_weights: Literal[False] = False,
-        out_sharding: PartitionSpec | None = None,
+        **options: Unpack[_CallOptions],
     ) -> Array: ...
-
     @overload
     def __call__(
         self,
@@ -231,19 +236,10 @@ class MultiheadAttention(Module):
         value: ArrayLike,
         mask: ArrayLike | None = None,
         *,
-        key: PRNGKeyArray | None = None,
-        inference: bool | None = None,
-        deterministic: bool | None = None,
-        process_heads: HeadsFunction | None = None,
-        bias: ArrayLike | None = None,
-        is_causal: bool = False,
-        window: int | None = None,
         cache: KVCache | None = None,
-        implementation: Implementation = None,
         return_weights: bool = False,
-        out_sharding: PartitionSpec | None = None,
+        **options: Unpack[_CallOptions],
     ) -> Any: ...
-
     @computes("eqx.nn.MultiheadAttention", "layer")
     def __call__(
         self,

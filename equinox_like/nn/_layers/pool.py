@@ -411,7 +411,20 @@ class AdaptivePool(Module):
         return x
 
 
-class AdaptiveAvgPool1d(AdaptivePool):
+class _AdaptivePoolNd(AdaptivePool):
+    """Base class of those with a fixed operation and number of spatial axes."""
+
+    _reduction: ClassVar[tuple[int, Any]] = (0, None)
+
+    def __init__(self, target_shape: int | Sequence[int]):
+        """**Arguments:**
+
+        - `target_shape`: the sizes of the spatial axes of the output, or one size for all.
+        """
+        super().__init__(target_shape, *self._reduction)
+
+
+class AdaptiveAvgPool1d(_AdaptivePoolNd, init=False):
     """The average of each bin, along one spatial axis.
 
     !!! example
@@ -425,15 +438,10 @@ class AdaptiveAvgPool1d(AdaptivePool):
         ```
     """
 
-    def __init__(self, target_shape: int | Sequence[int]):
-        """**Arguments:**
-
-        - `target_shape`: the size of the spatial axis of the output.
-        """
-        super().__init__(target_shape, num_spatial_dims=1, operation=jnp.mean)
+    _reduction = 1, jnp.mean
 
 
-class AdaptiveAvgPool2d(AdaptivePool):
+class AdaptiveAvgPool2d(_AdaptivePoolNd, init=False):
     """The average of each bin, along two spatial axes.
 
     !!! example
@@ -447,16 +455,10 @@ class AdaptiveAvgPool2d(AdaptivePool):
         ```
     """
 
-    def __init__(self, target_shape: int | Sequence[int]):
-        """**Arguments:**
-
-        - `target_shape`: the sizes of the spatial axes of the output: an int, or one for
-            each axis.
-        """
-        super().__init__(target_shape, num_spatial_dims=2, operation=jnp.mean)
+    _reduction = 2, jnp.mean
 
 
-class AdaptiveAvgPool3d(AdaptivePool):
+class AdaptiveAvgPool3d(_AdaptivePoolNd, init=False):
     """The average of each bin, along three spatial axes.
 
     !!! example
@@ -470,16 +472,10 @@ class AdaptiveAvgPool3d(AdaptivePool):
         ```
     """
 
-    def __init__(self, target_shape: int | Sequence[int]):
-        """**Arguments:**
-
-        - `target_shape`: the sizes of the spatial axes of the output: an int, or one for
-            each axis.
-        """
-        super().__init__(target_shape, num_spatial_dims=3, operation=jnp.mean)
+    _reduction = 3, jnp.mean
 
 
-class AdaptiveMaxPool1d(AdaptivePool):
+class AdaptiveMaxPool1d(_AdaptivePoolNd, init=False):
     """The maximum of each bin, along one spatial axis.
 
     !!! example
@@ -493,15 +489,10 @@ class AdaptiveMaxPool1d(AdaptivePool):
         ```
     """
 
-    def __init__(self, target_shape: int | Sequence[int]):
-        """**Arguments:**
-
-        - `target_shape`: the size of the spatial axis of the output.
-        """
-        super().__init__(target_shape, num_spatial_dims=1, operation=jnp.max)
+    _reduction = 1, jnp.max
 
 
-class AdaptiveMaxPool2d(AdaptivePool):
+class AdaptiveMaxPool2d(_AdaptivePoolNd, init=False):
     """The maximum of each bin, along two spatial axes.
 
     !!! example
@@ -515,16 +506,10 @@ class AdaptiveMaxPool2d(AdaptivePool):
         ```
     """
 
-    def __init__(self, target_shape: int | Sequence[int]):
-        """**Arguments:**
-
-        - `target_shape`: the sizes of the spatial axes of the output: an int, or one for
-            each axis.
-        """
-        super().__init__(target_shape, num_spatial_dims=2, operation=jnp.max)
+    _reduction = 2, jnp.max
 
 
-class AdaptiveMaxPool3d(AdaptivePool):
+class AdaptiveMaxPool3d(_AdaptivePoolNd, init=False):
     """The maximum of each bin, along three spatial axes.
 
     !!! example
@@ -538,13 +523,7 @@ class AdaptiveMaxPool3d(AdaptivePool):
         ```
     """
 
-    def __init__(self, target_shape: int | Sequence[int]):
-        """**Arguments:**
-
-        - `target_shape`: the sizes of the spatial axes of the output: an int, or one for
-            each axis.
-        """
-        super().__init__(target_shape, num_spatial_dims=3, operation=jnp.max)
+    _reduction = 3, jnp.max
 
 
 def _reduced(pool: AdaptivePool, x: Array, axis: int, target: int) -> Array:
