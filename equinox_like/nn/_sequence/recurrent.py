@@ -660,8 +660,11 @@ def _scanned(
             output = output_of(after)
             if is_there is not None:
                 after = _where(is_there, after, state)
-                zeros = jax.tree.map(jnp.zeros_like, output)
-                output = output_of(after) if holds else _where(is_there, output, zeros)
+                if holds:
+                    output = output_of(after)
+                else:
+                    zeros = jax.tree.map(jnp.zeros_like, output)
+                    output = _where(is_there, output, zeros)
             new.append(after)
             outputs.append(output)
         return tuple(new), tuple(outputs)
