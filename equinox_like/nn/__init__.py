@@ -118,6 +118,8 @@ from ._sequence.recurrent import (
     scan_cell as scan_cell,
 )
 
+inference_mode = _tree_inference
+
 _publish(globals(), __name__)
 _describe_arguments(globals())
 
@@ -126,31 +128,3 @@ if not _t.TYPE_CHECKING:
 
     def __getattr__(name: str) -> _t.NoReturn:
         raise _missing(__name__, name)
-
-
-inference_mode = _tree_inference
-"""A copy of a model in which dropout is off and `BatchNorm` uses its running statistics.
-
-```py
-inference_mode(pytree: Tree, value: Any = True, *, where: Any = None) -> Tree
-```
-
-It sets each field named `inference`, at any depth, and is the function
-[`equinox_like.tree_inference`][] by another name.
-
-**Arguments:**
-
-- `pytree`: the model.
-- `value`: what to set. `False` switches back to training.
-- `where`: a part of the model, as in [`equinox_like.tree_at`][]; by default the whole.
-
-!!! example
-
-    ```python
-    import equinox_like as eqx
-    import jax
-
-    model = eqx.nn.Sequential([eqx.nn.Dropout(0.5), eqx.nn.Identity()])
-    assert eqx.nn.inference_mode(model)[0].inference
-    ```
-"""

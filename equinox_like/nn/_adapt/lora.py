@@ -367,7 +367,14 @@ def _first_matrices(
     layer: Any, name: str, rank: int, batch_ndim: int | None, key: PRNGKeyArray
 ) -> tuple[Array, Array]:
     """$A$ and $B$ for a weight of the layer."""
-    weight = _weight_of(layer, name)
+    weight = getattr(layer, name, None)
+    weight = None if weight is None else jnp.asarray(weight)
+    if not is_inexact_array(weight):
+        raise ValueError(
+            f"LoRA takes a layer with a floating or complex array as its `{name}`; this "
+            f"{type(layer).__name__} has none. Wrap its inner layers instead, for example "
+            "by `add_lora`, or pass `weight_name`."
+        )
     if batch_ndim is None:
         batch_ndim = leading_axes(layer, name, weight.ndim, 0)
     if weight.ndim < batch_ndim + 2:
@@ -380,19 +387,6 @@ def _first_matrices(
     normal = draw(jax.random.normal, key, (*batch, rank, columns), weight.dtype)
     a = normal / math.sqrt(max(columns, 1))
     return a, jnp.zeros((*batch, rows, rank), weight.dtype)
-
-
-def _weight_of(layer: Any, name: str) -> Any:
-    weight = getattr(layer, name, None)
-    if weight is not None:
-        weight = jnp.asarray(weight)
-        if is_inexact_array(weight):
-            return weight
-    raise ValueError(
-        f"LoRA takes a layer with a floating or complex array as its `{name}`; this "
-        f"{type(layer).__name__} has none. Wrap its inner layers instead, for example "
-        "by `add_lora`, or pass `weight_name`."
-    )
 
 
 def _frozen_as_before(model: Any, flags: list[bool]) -> Any:

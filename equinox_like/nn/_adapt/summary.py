@@ -265,9 +265,8 @@ def summary(
         last = deepest if depth is None else min(depth, deepest)
         levels = range(last + 1)
         sums = {row.path: row for level in levels for row in _summed(pairs, level)}
-        for path in dict.fromkeys(
-            map(path_within, paths)
-        ):  # frozen parts have one twice
+        # Frozen parts have a path twice.
+        for path in dict.fromkeys(map(path_within, paths)):
             yield path, sums.get(path or "<root>")
 
     rows = arrays if depth is None else _summed(pairs, depth)

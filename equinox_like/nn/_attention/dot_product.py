@@ -201,9 +201,8 @@ def checked_mask(
             f"{layer} takes numbers as `bias`, which are added; got {given}"
         )
     wanted = lengths, (heads, *lengths)
-    if mask.shape in wanted:
-        return jnp.asarray(mask)
-    if name == "bias" and any(_broadcasts(mask.shape, shape) for shape in wanted):
+    broadcasts = name == "bias" and any(_broadcasts(mask.shape, to) for to in wanted)
+    if mask.shape in wanted or broadcasts:
         return jnp.asarray(mask)
     cached = ""
     if slots is not None:

@@ -96,14 +96,13 @@ class Embedding(Module):
         shape.
         """
         if weight is None:
-            sizes = num_embeddings, embedding_size
-            if None in sizes or key is None:
+            if num_embeddings is None or embedding_size is None or key is None:
                 raise ValueError(
                     "Embedding takes either a `weight`, or all of `num_embeddings`, "
                     "`embedding_size` and `key`."
                 )
-            named = zip(("num_embeddings", "embedding_size"), sizes, strict=True)
-            shape = tuple(as_size(self, *each) for each in named)
+            rows = as_size(self, "num_embeddings", num_embeddings)
+            shape = rows, as_size(self, "embedding_size", embedding_size)
             with key_named(key, self):
                 if weight_init is None:
                     own_dtype = parameter_dtype(self, dtype)

@@ -195,8 +195,7 @@ class Stacked(StatefulLayer, Generic[_L]):
         keys = None if key is None else split_key(key, self.depth, self)
         inputs = {"arrays": arrays, "key": keys, "xs": None if xs is NOT_GIVEN else xs}
         inputs["state"] = state.substate(self.layers) if stateful else None
-        _check_depth(self)
-        _check_rows(self, inputs["xs"])
+        _check_leading_axes(self, inputs["xs"])
 
         def step(x: Any, inputs: dict[str, Any]) -> tuple[Any, Any]:
             layer = combine(inputs["arrays"], rest)
@@ -334,14 +333,22 @@ def policy_of(checkpoint: Any) -> Any:
     return checkpoint
 
 
-def _check_depth(stacked: Stacked[Any]) -> None:
+def _check_leading_axes(stacked: Stacked[Any], xs: Any) -> None:
+    """Raises `ShapeError` unless arrays of the layers and of `xs` have a row for each."""
+    depth = stacked.depth
+    in_shard_map = jax.sharding.get_abstract_mesh().manual_axes
+    hint = _IF_A_PART if in_shard_map else IF_AN_ENSEMBLE
     for path, leaf in jtu.tree_leaves_with_path(stacked.layers):
-        if is_array(leaf) and leaf.shape[:1] != (stacked.depth,):
-            in_shard_map = jax.sharding.get_abstract_mesh().manual_axes
+        if is_array(leaf) and leaf.shape[:1] != (depth,):
             raise ShapeError(
-                f"Stacked has arrays with a leading axis of its depth, {stacked.depth}; "
-                f"`{path_str(path, 'layers')}` has shape {leaf.shape}. "
-                f"{_IF_A_PART if in_shard_map else IF_AN_ENSEMBLE}"
+                f"Stacked has arrays with a leading axis of its depth, {depth}; "
+                f"`{path_str(path, 'layers')}` has shape {leaf.shape}. {hint}"
+            )
+    for path, leaf in jtu.tree_leaves_with_path(xs):
+        if np.shape(leaf)[:1] != (depth,):
+            raise ShapeError(
+                f"Stacked takes `xs` with a leading axis of its depth, {depth}; "
+                f"`{path_str(path, 'xs')}` has shape {np.shape(leaf)}."
             )
 
 
@@ -349,15 +356,6 @@ _IF_A_PART = (
     "If this device has some of the layers only, scan them: "
     "`filter_scan(lambda x, layer: (layer(x), None), x, stacked.layers)`."
 )
-
-
-def _check_rows(stacked: Stacked[Any], xs: Any) -> None:
-    for path, leaf in jtu.tree_leaves_with_path(xs):
-        if np.shape(leaf)[:1] != (stacked.depth,):
-            raise ShapeError(
-                f"Stacked takes `xs` with a leading axis of its depth, {stacked.depth}; "
-                f"`{path_str(path, 'xs')}` has shape {np.shape(leaf)}."
-            )
 
 
 def as_before(what: str, before: Any, after: Any) -> Any:
