@@ -367,7 +367,7 @@ def _first_matrices(
     layer: Any, name: str, rank: int, batch_ndim: int | None, key: PRNGKeyArray
 ) -> tuple[Array, Array]:
     """$A$ and $B$ for a weight of the layer."""
-    weight = getattr(layer, name, None)
+    weight: Any = getattr(layer, name, None)
     weight = None if weight is None else jnp.asarray(weight)
     if not is_inexact_array(weight):
         raise ValueError(

@@ -200,10 +200,9 @@ def initialised(
 ) -> Array:
     """The value by `init` for a parameter of this stored shape; errors name it `at`."""
     try:
-        if isinstance(init, str):
-            init = _factory(init, at)()
-        if callable(init):
-            values = layout(_returning_values(init), key, shape, dtype)
+        if isinstance(init, str) or callable(init):
+            init = _initialiser(init, at)
+            values = layout(init, key, shape, dtype)
         else:
             values = init
         values = jnp.asarray(values)
@@ -218,20 +217,6 @@ def initialised(
             f"but the parameter has shape {shape}."
         )
     return to_dtype(values, dtype)
-
-
-def _returning_values(init: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
-        values = init(*args)
-        if callable(values):
-            name = getattr(init, "__name__", "init")
-            raise TypeError(
-                f"An initialiser returns an array; {name} returned a function, since it "
-                f"makes initialisers. Call it first: `{name}()`."
-            )
-        return values
-
-    return call
 
 
 def layout_of(layer: Any, name: str) -> Layout:
@@ -278,26 +263,32 @@ def gates(number: int) -> Layout:
     return layout
 
 
-def _factory(name: str, at: str) -> Callable[[], Any]:
-    # In `jax.nn.initializers` these two are initialisers, not factories of one.
-    if name in ("zeros", "ones"):
-        return lambda: getattr(jax.nn.initializers, name)
-    factory = getattr(jax.nn.initializers, name, None)
-    if name.startswith("_") or not callable(factory):
-        raise ValueError(
-            f"`jax.nn.initializers` has no initialiser {name!r}, which was requested "
-            f"for `{at}`.{did_you_mean(name, dir(jax.nn.initializers), '{!r}')}"
-        )
-    if name in ("orthogonal", "delta_orthogonal"):
-        return lambda: _at_least_single(factory())
-    return factory
-
-
-def _at_least_single(init: Any) -> Callable[..., Any]:
-    """`init`, whose QR decomposition takes no half precision."""
+def _initialiser(init: str | Callable[..., Any], at: str) -> Callable[..., Any]:
+    """`init`, or the initialiser of JAX of this name, for a parameter `at` a place."""
+    function: Any = init
+    if isinstance(init, str):
+        function = getattr(jax.nn.initializers, init, None)
+        if init.startswith("_") or not callable(function):
+            near = did_you_mean(init, dir(jax.nn.initializers), "{!r}")
+            raise ValueError(
+                f"`jax.nn.initializers` has no initialiser {init!r}, which was requested "
+                f"for `{at}`.{near}"
+            )
+        # These two are initialisers, the others make one.
+        function = function if init in ("zeros", "ones") else function()
+    decomposes = isinstance(init, str) and init in ("orthogonal", "delta_orthogonal")
 
     def call(key: Any, shape: Any, dtype: Any) -> Any:
-        return init(key, shape, jnp.float32 if jnp.finfo(dtype).bits < 32 else dtype)
+        # A QR decomposition takes no half precision.
+        is_half = decomposes and jnp.finfo(dtype).bits < 32
+        values = function(key, shape, jnp.float32 if is_half else dtype)
+        if callable(values):
+            name = getattr(function, "__name__", "init")
+            raise TypeError(
+                f"An initialiser returns an array; {name} returned a function, since it "
+                f"makes initialisers. Call it first: `{name}()`."
+            )
+        return values
 
     return call
 
