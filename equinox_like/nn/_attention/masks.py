@@ -65,7 +65,7 @@ def causal_mask(
     key_length = queries if key_length is None else key_length
     keys = _length("causal_mask", "key_length", key_length)
     check_window("causal_mask", window)
-    _check_integer("causal_mask", "offset", offset, "causal_mask(8, offset=n)")
+    _check_one_integer("causal_mask", "offset", offset, "causal_mask(8, offset=n)")
     rows = jnp.arange(queries, dtype=jnp.int32) + jnp.asarray(offset, jnp.int32)
     rows = rows[:, None]
     columns = jnp.arange(keys, dtype=jnp.int32)[None, :]
@@ -108,7 +108,7 @@ def padding_mask(
     keys = _length("padding_mask", "key_length", key_length)
     query_length = keys if query_length is None else query_length
     queries = _length("padding_mask", "query_length", query_length)
-    _check_integer("padding_mask", "length", length, "padding_mask(n, 8)")
+    _check_one_integer("padding_mask", "length", length, "padding_mask(n, 8)")
     places = jnp.arange(keys)
     is_token = places < jnp.asarray(length).astype(places.dtype)
     return jnp.broadcast_to(is_token, (queries, keys))
@@ -194,7 +194,7 @@ def check_window(name: str, window: int | None) -> None:
         as_size(name, "window", window, 1)
 
 
-def _check_integer(function: str, name: str, value: Any, of_row: str) -> None:
+def _check_one_integer(function: str, name: str, value: Any, of_row: str) -> None:
     """Raises an error unless `value` is one integer."""
     fix = f" For a batch, wrap it: `jax.vmap(lambda n: {of_row})({name})`."
     check_scalar(f"`{function}`", name, value, fix)
