@@ -379,7 +379,7 @@ def test_other_values_compile_no_other_program(shallow, key) -> None:
             r"`prompt`.*\(1, 1, 3\)",
         ),
         ({"prompt": jnp.zeros(0, int)}, eqx.ShapeError, r"at least one token.*\(0,\)"),
-        ({"prompt": jnp.ones(3)}, TypeError, "integers as `prompt`; got float32"),
+        ({"prompt": jnp.ones(3)}, TypeError, "integers as `prompt`; got dtype float32"),
         ({"max_new_tokens": 0}, ValueError, ">= 1 as `max_new_tokens`; got 0"),
         ({"max_new_tokens": 2.5}, TypeError, "as `max_new_tokens`; got a float"),
         (

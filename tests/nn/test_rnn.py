@@ -326,7 +326,7 @@ def test_bad_input_is_an_error_that_names_it(key):
             rnn(*args, **kwargs)
     with pytest.raises(ValueError, match="from 0 to 5, .* as `length`; got 6"):
         rnn(xs, length=6)
-    with pytest.raises(TypeError, match="an integer as `length`; got float32"):
+    with pytest.raises(TypeError, match="an integer as `length`; got dtype float32"):
         rnn(xs, length=jnp.ones(()))
     with pytest.raises(ValueError, match="at least one layer"):
         nn.RNN([])

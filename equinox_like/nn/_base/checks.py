@@ -66,7 +66,7 @@ def check_integer(layer: Any, name: str, value: Any, fix: str = "") -> None:
     dtype = jnp.result_type(value)
     if not jnp.issubdtype(dtype, jnp.integer):
         wanted = "integers" if jnp.ndim(value) else "an integer"
-        raise TypeError(refusal(layer, wanted, name, str(dtype), fix))
+        raise TypeError(refusal(layer, wanted, name, f"dtype {dtype}", fix))
 
 
 def _converted(
