@@ -109,7 +109,7 @@ def _draw_flat(sample: Any, key: Any, shape: Any, dtype: Any, *args: Any) -> Arr
 Init = Callable[..., Any] | str | ArrayLike
 # Calls an initialiser for a stored shape: `layout(init, key, shape, dtype)`.
 # A new layout of other than two axes has their number as `ndim`: see `leading_axes`.
-Layout = Callable[[Callable[..., Any], Any, tuple[int, ...], Any], Any]
+WeightLayout = Callable[[Callable[..., Any], Any, tuple[int, ...], Any], Any]
 # The field names of layers' weights.
 WEIGHTS = ("weight", "weight_ih", "weight_hh")
 
@@ -195,7 +195,7 @@ def initialised(
     key: PRNGKeyArray,
     shape: tuple[int, ...],
     dtype: DTypeLike,
-    layout: Layout,
+    layout: WeightLayout,
     at: str,
 ) -> Array:
     """The value by `init` for a parameter of this stored shape; errors name it `at`."""
@@ -219,7 +219,7 @@ def initialised(
     return to_dtype(values, dtype)
 
 
-def layout_of(layer: Any, name: str) -> Layout:
+def layout_of(layer: Any, name: str) -> WeightLayout:
     """The layout of a parameter: from the layer's `_layouts`, by default as stored."""
     return getattr(layer, "_layouts", {}).get(name, as_stored)
 
@@ -252,7 +252,7 @@ def channels_first(init: Any, key: Any, shape: tuple[int, ...], dtype: Any) -> A
     return jnp.moveaxis(values, (-1, -2), (0, 1))
 
 
-def gates(number: int) -> Layout:
+def gates(number: int) -> WeightLayout:
     """The layout of gates, stacked along `out` of `(out, in)`: each is drawn alone."""
 
     def layout(init: Any, key: Any, shape: tuple[int, ...], dtype: Any) -> Any:

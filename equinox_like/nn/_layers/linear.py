@@ -33,7 +33,7 @@ from .._base.checks import (
 )
 from .._base.init import (
     Init,
-    Layout,
+    WeightLayout,
     build_stacked,
     first_values,
     output_first,
@@ -495,7 +495,7 @@ class Einsum(Module):
         self.weight, self.bias = parameters
 
     @property
-    def _layouts(self) -> dict[str, Layout]:
+    def _layouts(self) -> dict[str, WeightLayout]:
         return {"weight": EinsumLayout(_parsed(self.equation))}
 
     @computes("eqx.nn.Einsum")

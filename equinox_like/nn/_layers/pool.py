@@ -685,12 +685,10 @@ def _check_options(name: str, size: Any, scale: Any, method: Any) -> None:
     if method not in get_args(ResizeMethod):
         wanted = f"one of {', '.join(map(repr, get_args(ResizeMethod)))}"
         raise wrong_value(f"`{name}`", wanted, "method", method)
-    if size is not None:
-        for each in size if isinstance(size, Sequence) else [size]:
-            if not isinstance(each, Integral) or each < 1:
-                raise ValueError(f"`{name}` takes ints >= 1 as `size`; got {size!r}.")
-        return
-    for each in scale if isinstance(scale, Sequence) else [scale]:
+    given = scale if size is None else size
+    for each in given if isinstance(given, Sequence) else [given]:
+        if size is not None and (not isinstance(each, Integral) or each < 1):
+            raise ValueError(f"`{name}` takes ints >= 1 as `size`; got {size!r}.")
         if not isinstance(each, Real) or not 0 < float(each) < math.inf:
             raise ValueError(f"`{name}` takes numbers > 0 as `scale`; got {scale!r}.")
 

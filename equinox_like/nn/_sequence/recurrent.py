@@ -36,7 +36,7 @@ from .._base.checks import (
     taker_name,
     wrong_value,
 )
-from .._base.init import Init, Layout, dtype_of, first_values, gates, split_key
+from .._base.init import Init, WeightLayout, dtype_of, first_values, gates, split_key
 from .._base.precision import cast_to_precision, computes, in_float32, is_half
 from .._base.sharding import explicit_mesh, matvec, parts, varying_as
 from .._layers.elementwise import Dropout
@@ -95,7 +95,7 @@ class _Cell(Module):
             setattr(self, name, value)
 
     @property
-    def _layouts(self) -> dict[str, Layout]:
+    def _layouts(self) -> dict[str, WeightLayout]:
         return dict.fromkeys(("weight_ih", "weight_hh"), gates(self._gates))
 
     def _zeros(self, dtype: DTypeLike | None) -> Array:
