@@ -13,7 +13,7 @@ import re
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -60,17 +60,6 @@ class Marker:
 
     def __pdoc__(self, **kwargs: Any) -> Any:
         return wl.TextDoc("<unnamed>")
-
-
-class RowMarker(NamedTuple):
-    """The marker of layers that were taken out of a `Stacked`.
-
-    The State of the whole has one value for all layers, and so none for this marker.
-    """
-
-    whole: Any
-    rows: int | range
-    depth: int
 
 
 class _Deleted(Module):
@@ -267,13 +256,6 @@ class State(Cached):
                 f"A State is indexed by a StateIndex; got {describe_node(index)}."
             )
         if index.marker not in self._alive():
-            if isinstance(index.marker, RowMarker):
-                raise KeyError(
-                    f"`{index.marker.whole}` belongs to layers taken out of a Stacked, "
-                    "whose State has one value for all of its layers. Call the whole "
-                    "Stacked with it: `out, state = stacked(x, state)`. Or take the "
-                    "layers within `make_with_state`, which makes a State for them."
-                )
             known = ", ".join(map(str, _by_name(self._alive()))) or "nothing"
             is_named = isinstance(index.marker, str)
             raise KeyError(

@@ -27,7 +27,6 @@ from .._base.precision import computes
 from .._base.sharding import parts, split_by, varying_as
 from .._base.state import (
     Marker,
-    RowMarker,
     State,
     StatefulLayer,
     call_stateless,
@@ -270,7 +269,13 @@ class Stacked(StatefulLayer, Generic[_L]):
         rows = range(self.depth)[index]
         if rows == range(self.depth):
             return layers
-        return _with_markers(layers, lambda m: RowMarker(m, rows, self.depth))
+
+        # A State of the whole has one value for all layers, and so none for some of them.
+        def of_rows(marker: Any) -> Any:
+            is_named = isinstance(marker, str)
+            return f"{marker} of layer {rows}" if is_named else (marker, rows)
+
+        return _with_markers(layers, of_rows)
 
     def __len__(self) -> int:
         return self.depth
@@ -383,28 +388,14 @@ def strongly_typed(x: Any) -> Any:
 
 def _with_common_markers(layers: list[Any]) -> list[Any]:
     """The layers, with the same state markers."""
-    of_each_index = zip(*map(_markers, layers), strict=False)
-    common = [_whole(markers) or Marker() for markers in of_each_index]
+    nodes = jax.tree.leaves(layers[0], is_leaf=is_index)
+    common = [Marker() for node in nodes if is_index(node)]
 
     def with_common(layer: Any) -> Any:
         new = iter(common)
         return _with_markers(layer, lambda old: next(new, old))
 
     return [with_common(layer) for layer in layers]
-
-
-def _whole(markers: Sequence[Any]) -> Any:
-    """The marker of a `Stacked`, from those of all of its layers in order, or `None`."""
-    whole = getattr(markers[0], "whole", None)
-    depth = len(markers)
-    if list(markers) == [RowMarker(whole, i, depth) for i in range(depth)]:
-        return whole
-    return None
-
-
-def _markers(layer: Any) -> list[Any]:
-    nodes = jax.tree.leaves(layer, is_leaf=is_index)
-    return [node.marker for node in nodes if is_index(node)]
 
 
 def _with_markers(layers: Any, new: Callable[[Any], Any]) -> Any:
