@@ -451,7 +451,9 @@ def test_state_does_not_fit_layers_that_are_taken_out(key) -> None:
             part = nn.inference_mode(part, inference)
             with pytest.raises(KeyError):
                 jax.vmap(part, (0, None), (0, None), axis_name="b")(x, state)
-    message = r"no value for Stacked\.layers\.layers\[1\]\.batch_counter of layer 0; it has"
+    message = (
+        r"no value for Stacked\.layers\.layers\[1\]\.batch_counter of layer 0; it has"
+    )
     with pytest.raises(KeyError, match=message):
         state.substate(layers[0])
     assert eqx.tree_equal(model[1], layers[1], typematch=True)
