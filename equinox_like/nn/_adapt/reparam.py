@@ -385,8 +385,7 @@ class Shared(Module, Generic[_Tree]):
         if len(removed) != len(replaced):
             raise ValueError(
                 "`where` and `get` must return the same number of nodes: `where` "
-                "returned "
-                f"{len(removed)}, and `get` {len(replaced)}."
+                f"returned {len(removed)}, and `get` {len(replaced)}."
             )
         for node, other in zip(removed, replaced, strict=True):
             if _description(node) != _description(other):
