@@ -169,7 +169,7 @@ def check_length(layer: Any, name: str, value: Sequence[Any], length: int) -> No
     """Raises `ShapeError` unless there is one value for each of `length` axes."""
     if len(value) != length:
         raise ShapeError(
-            f"{type(layer).__name__} takes one value for each spatial axis as `{name}`: "
+            f"{taker_name(layer)} takes one value for each spatial axis as `{name}`: "
             f"{length} in all; got {value!r}."
         )
 

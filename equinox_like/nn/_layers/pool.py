@@ -720,11 +720,7 @@ def _new_sizes(name: str, x: Array, size: Any, scale: Any) -> tuple[int, ...]:
         )
     given = scale if size is None else size
     each = tuple(given) if isinstance(given, Sequence) else (given,) * len(old)
-    if len(each) != len(old):
-        raise ShapeError(
-            f"`{name}` takes one value for each spatial axis: {len(old)} in all for an "
-            f"`x` of shape {x.shape}; got {given!r}."
-        )
+    check_length(f"`{name}`", "size" if scale is None else "scale", each, len(old))
     if size is not None:
         return each
     # Rounded first, because 100 * 0.29 is a little less than 29.

@@ -511,14 +511,10 @@ class DynamicLossScale(_LossScale):
         above 0.
         """
         # Python numbers, because one of NumPy could change the dtype of the scale.
-        factor = as_number(self, "factor", factor)
+        factor = as_number(self, "factor", factor, "a number above 1", lambda x: x > 1)
         min_scale = as_number(self, "min_scale", min_scale)
         max_scale = as_number(self, "max_scale", max_scale)
         # Written so that NaN is refused, too.
-        if not factor > 1:
-            raise ValueError(
-                f"DynamicLossScale takes a `factor` above 1; got {factor!r}."
-            )
         if not 0 < min_scale <= max_scale:  # a scale of 0 would stay 0
             raise ValueError(
                 "DynamicLossScale takes a `min_scale` above 0 and of at most `max_scale`; "
