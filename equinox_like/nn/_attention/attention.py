@@ -30,16 +30,9 @@ from .._base.precision import cast_to_precision, computes
 from .._base.sharding import parts, placed, split_along
 from .._layers.elementwise import Dropout, resolve_inference
 from .._layers.linear import Linear, mapped
-from .dot_product import (
-    Drop,
-    Implementation,
-    Inputs,
-    attend,
-    checked_implementation,
-    checked_mask,
-)
+from .dot_product import Drop, Implementation, Inputs, attend, checked_implementation
 from .kv_cache import KVCache, check_cache, empty_cache, extended, new_positions
-from .masks import Visible, check_window
+from .masks import Visible, check_window, checked_mask
 
 _NAME = "MultiheadAttention"
 HeadsFunction = Callable[[Any, Any, Any], Any]

@@ -17,15 +17,13 @@ from ..._compat.arrays import default_device, platform_of
 from ..._compat.primitive import for_whole_batch
 from ..._compat.tracing import known_array
 from ..._errors import ShapeError
-from ..._tree import is_array
-from ..._tree.nodes import describe_node
 from ..._typing import ArrayLike, PRNGKeyArray
-from .._base.checks import as_array, check_layer, check_scalar, wrong_type, wrong_value
+from .._base.checks import as_array, check_layer, check_scalar, wrong_value
 from .._base.init import key_named
 from .._base.precision import accumulation_dtype, in_float32, is_half, product_with_rows
 from .._base.sharding import explicit_mesh, parts, split_along
 from .._layers.elementwise import Dropout
-from .masks import Visible, check_window, combine_masks
+from .masks import Visible, check_window, checked_mask, combine_masks
 
 Implementation = Literal["xla", "cudnn", "auto"] | None
 
@@ -177,50 +175,6 @@ def _checked_heads(*arrays: Array) -> tuple[Array, Array, Array]:
             f"got {obstacle}."
         )
     return q, k, v
-
-
-def checked_mask(
-    layer: str,
-    name: str,
-    mask: Any,
-    heads: int,
-    lengths: tuple[int, int],
-    slots: int | None = None,
-) -> Array | None:
-    """A mask or a bias as a JAX array, after validating its type and shape.
-
-    With a cache, the first `slots` keys are in it.
-    """
-    if mask is None:
-        return None
-    if not is_array(mask):
-        raise wrong_type(layer, "an array", name, mask)
-    if name == "bias" and mask.dtype == bool:
-        given = f"{describe_node(mask)}. Pass bools as `mask=`."
-        raise TypeError(
-            f"{layer} takes numbers as `bias`, which are added; got {given}"
-        )
-    wanted = lengths, (heads, *lengths)
-    broadcasts = name == "bias" and any(_broadcasts(mask.shape, to) for to in wanted)
-    if mask.shape in wanted or broadcasts:
-        return jnp.asarray(mask)
-    cached = ""
-    if slots is not None:
-        cached = (
-            f" With a cache the keys are its {slots} slots, whose positions are "
-            f"`cache.position`, and then the {lengths[1] - slots} new tokens."
-        )
-    raise ShapeError(
-        f"{layer} takes a `{name}` of shape {wanted[0]}, in (queries, keys), or "
-        f"{wanted[1]}, with the heads in front, but was given shape {mask.shape}."
-        f"{cached}"
-    )
-
-
-def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
-    return len(shape) == len(to) and all(
-        a in (1, b) for a, b in zip(shape, to, strict=True)
-    )
 
 
 class Drop(NamedTuple):

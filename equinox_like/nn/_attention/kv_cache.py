@@ -21,14 +21,7 @@ from ..._errors import ShapeError
 from ..._module import Module, field
 from ..._runtime.error_if import error_if
 from ..._typing import ArrayLike
-from .._base.checks import (
-    as_size,
-    check_integer,
-    jax_array,
-    wrong_shape,
-    wrong_type,
-    wrong_value,
-)
+from .._base.checks import as_size, check_integer, jax_array, wrong_type, wrong_value
 from .._base.precision import saturated
 from .._base.sharding import parts, split_as
 from .._base.state import unchanged
@@ -376,5 +369,7 @@ def _broadcast_count(n: ArrayLike, shape: tuple[int, ...]) -> Array:
     try:
         return jnp.broadcast_to(n, shape).astype(jnp.int32)
     except ValueError:
-        wanted = f"an array that can be broadcast to shape {shape}, that of `length`,"
-        raise wrong_shape("`KVCache.truncate`", wanted, "n", n.shape) from None
+        raise ShapeError(
+            f"`KVCache.truncate` takes an `n` that can be broadcast to shape {shape}, that "
+            f"of `length`; got shape {n.shape}."
+        ) from None

@@ -15,7 +15,7 @@ from ..._errors import ShapeError
 from ..._tree import is_array
 from ..._tree.nodes import describe_node
 from ..._typing import ArrayLike
-from .._base.checks import as_size, check_integer, check_scalar
+from .._base.checks import as_size, check_integer, check_scalar, wrong_type
 
 
 def causal_mask(
@@ -187,6 +187,50 @@ class Visible(NamedTuple):
         if self.positions is not None:
             conditions.append(jnp.broadcast_to(of_key >= 0, (queries, keys)))
         return combine_masks(*conditions)
+
+
+def checked_mask(
+    layer: str,
+    name: str,
+    mask: Any,
+    heads: int,
+    lengths: tuple[int, int],
+    slots: int | None = None,
+) -> Array | None:
+    """A mask or a bias as a JAX array, after validating its type and shape.
+
+    With a cache, the first `slots` keys are in it.
+    """
+    if mask is None:
+        return None
+    if not is_array(mask):
+        raise wrong_type(layer, "an array", name, mask)
+    if name == "bias" and mask.dtype == bool:
+        given = f"{describe_node(mask)}. Pass bools as `mask=`."
+        raise TypeError(
+            f"{layer} takes numbers as `bias`, which are added; got {given}"
+        )
+    wanted = lengths, (heads, *lengths)
+    broadcasts = name == "bias" and any(_broadcasts(mask.shape, to) for to in wanted)
+    if mask.shape in wanted or broadcasts:
+        return jnp.asarray(mask)
+    cached = ""
+    if slots is not None:
+        cached = (
+            f" With a cache the keys are its {slots} slots, whose positions are "
+            f"`cache.position`, and then the {lengths[1] - slots} new tokens."
+        )
+    raise ShapeError(
+        f"{layer} takes a `{name}` of shape {wanted[0]}, in (queries, keys), or "
+        f"{wanted[1]}, with the heads in front, but was given shape {mask.shape}."
+        f"{cached}"
+    )
+
+
+def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    return len(shape) == len(to) and all(
+        a in (1, b) for a, b in zip(shape, to, strict=True)
+    )
 
 
 def check_window(name: str, window: int | None) -> None:
