@@ -31,14 +31,7 @@ from .._base.checks import (
     parameter_shape,
     wrong_type,
 )
-from .._base.init import (
-    Init,
-    WeightLayout,
-    build_stacked,
-    first_values,
-    output_first,
-    split_key,
-)
+from .._base.init import Init, build_stacked, first_values, output_first, split_key
 from .._base.precision import computes, in_float32
 from .._base.sharding import (
     explicit_mesh,
@@ -495,7 +488,7 @@ class Einsum(Module):
         self.weight, self.bias = parameters
 
     @property
-    def _layouts(self) -> dict[str, WeightLayout]:
+    def _layouts(self) -> "dict[str, EinsumLayout]":
         return {"weight": EinsumLayout(_parsed(self.equation))}
 
     @computes("eqx.nn.Einsum")
