@@ -393,11 +393,14 @@ def _state(values: dict[Any, Any]) -> State:
 def _fitting(value: Any, old: Any, name: str) -> Any:
     """`value` as arrays; raises unless structure, shapes and dtypes equal `old`'s."""
     value = jax.tree.map(jnp.asarray, value)
-    for found in tree_differences(name, old, value, is_array, described):
-        raise ValueError(
-            f"The value of `{found.path}` cannot change from {found.before} to "
-            f"{found.after}."
-        )
+    (new, treedef), (olds, old_treedef) = map(jax.tree.flatten, (value, old))
+    form, old_form = ([(x.shape, x.dtype) for x in xs] for xs in (new, olds))
+    if treedef != old_treedef or form != old_form:
+        for found in tree_differences(name, old, value, is_array, described):
+            raise ValueError(
+                f"The value of `{found.path}` cannot change from {found.before} to "
+                f"{found.after}."
+            )
     return jax.tree.map(_as_strong, value, old)
 
 

@@ -127,7 +127,7 @@ class ReversibleBlock(Module):
         layer = getattr(self, name)
         out = _call(layer, x, key)
         # A sum that broadcasts or promotes cannot be inverted.
-        if described(out) != described(like):
+        if (jnp.shape(out), jnp.result_type(out)) != (like.shape, like.dtype):
             raise ShapeError(
                 f"`{name}` of ReversibleBlock must return an array like the half of the "
                 f"input that it is added to, which has {described(like)}. It returned "

@@ -368,12 +368,11 @@ def as_before(what: str, before: Any, after: Any) -> Any:
 
     Raises `ShapeError` unless both trees have equal structure, shapes and dtypes.
     """
-    (leaves, treedef), (new_leaves, new_treedef) = map(
-        jax.tree.flatten, (before, after)
+    (olds, old_treedef), (new, treedef) = map(jax.tree.flatten, (before, after))
+    form, old_form = (
+        [(jnp.shape(x), jnp.result_type(x)) for x in xs] for xs in (new, olds)
     )
-    if treedef != new_treedef or [*map(described, leaves)] != [
-        *map(described, new_leaves)
-    ]:
+    if treedef != old_treedef or form != old_form:
         raise ShapeError(
             f"{what} must return an array of the shape and dtype that it was given. It was "
             f"given {described(before)}, and returned {described(after)}."
