@@ -74,11 +74,11 @@ from ._transforms.trace import (
     filter_eval_shape as filter_eval_shape,
     filter_make_jaxpr as filter_make_jaxpr,
 )
-from ._tree.check import (
+from ._tree.copies import tree_copy as tree_copy
+from ._tree.cycles import (
     tree_check as tree_check,
     tree_flatten_one_level as tree_flatten_one_level,
 )
-from ._tree.copy import tree_copy as tree_copy
 from ._tree.selection import (
     Selection as Selection,
     select as select,

@@ -83,22 +83,22 @@ hypothesis.settings.load_profile("tests")
 SLOW = frozenset((Path(__file__).parent / "slow.txt").read_text().split())
 
 
-def function_of(nodeid):
-    """A test without its folder and its parameters: `test_jit.py::TestNames::test_it`."""
-    return nodeid.partition("[")[0].rpartition("/")[2]
+def function_of(item):
+    """A test without its parameters: `jit/test_jit.py::TestNames::test_it`."""
+    file = item.path.relative_to(Path(__file__).parent).as_posix()
+    return "::".join([file, *item.nodeid.partition("[")[0].split("::")[1:]])
 
 
 def pytest_collection_modifyitems(items):
     """Marks the slow tests, expects to fail what JAX makes fail under the flags that are
     set, and skips tests of a GPU elsewhere."""
     for item in items:
-        if function_of(item.nodeid) in SLOW:
+        if function_of(item) in SLOW:
             item.add_marker(pytest.mark.slow)
         if not ON_GPU and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a GPU and TESTS_ON=cuda"))
-        file = item.path.relative_to(Path(__file__).parent).as_posix()
-        name = "::".join([file, *item.nodeid.split("::")[1:]])
-        fault = jax_flags.expected_fault(name)
+        _, bracket, parameters = item.nodeid.partition("[")
+        fault = jax_flags.expected_fault(function_of(item) + bracket + parameters)
         if fault is not None:
             reason = f"JAX's: {fault.reproduce.__name__}"
             item.add_marker(pytest.mark.xfail(reason=reason, strict=fault.sure))
@@ -116,7 +116,7 @@ def pytest_runtest_protocol(item):
     result = yield
     if "MEASURE_TESTS" in os.environ:
         with open(os.environ["MEASURE_TESTS"], "a") as file:
-            file.write(f"{cpu_time() - start:.3f} {function_of(item.nodeid)}\n")
+            file.write(f"{cpu_time() - start:.3f} {function_of(item)}\n")
     return result
 
 

@@ -21,7 +21,9 @@ def test_each_slow_test_exists() -> None:
     exist = {
         name
         for file in TESTS.rglob("test_*.py")
-        for name in functions_of(ast.parse(file.read_text()).body, file.name)
+        for name in functions_of(
+            ast.parse(file.read_text()).body, file.relative_to(TESTS).as_posix()
+        )
     }
     gone = [name for name in SLOW if name not in exist]
     assert gone == [], "renamed or deleted: correct tests/slow.txt"
@@ -33,5 +35,5 @@ def test_list_of_slow_tests_is_sorted() -> None:
 
 def test_only_listed_tests_are_slow(request) -> None:
     for item in request.session.items:
-        name = item.nodeid.partition("[")[0].rpartition("/")[2]
+        name = item.nodeid.partition("[")[0].removeprefix("tests/")
         assert (item.get_closest_marker("slow") is not None) is (name in SLOW)

@@ -34,7 +34,7 @@ CALL = [
     (
         "flatten in C++",
         "arrays, and one Structure for all that is static",
-        "_tree/own_registry.py",
+        "_tree/registry.py",
         ("types are adopted, structures interned", "OwnRegistry.describe"),
     ),
     (

@@ -17,7 +17,8 @@ import jax.tree_util as jtu
 
 from .._annotations import signature_of
 from .._call_path import add_note_on_path, outer_call
-from .._compat.sources import pass_over, was_cut
+from .._compat.errors import pass_over, was_cut
+from .._errors import FOLDER
 from .._module.construct import filled
 from .._module.fields import field
 from .._module.flatten import WRAPPER_ATTRIBUTES
@@ -32,7 +33,6 @@ from .._tree.cached import set_raw_dict
 from .._tree.cycles import name_cycle
 from .._tree.deleted import raise_if_deleted
 from .._tree.require import require_callable as require_callable
-from .._warn import FOLDER
 from .pickling import is_global, reduce_global
 from .show_as import name_unconverted
 
@@ -238,7 +238,7 @@ def frames_hidden(function: Callable[_P, _T]) -> Callable[_P, _T]:
 _PRIVATE = tuple(
     os.path.join(FOLDER, part)
     for part in (
-        "_arrays.py",
+        "_tree/arrays.py",
         "_call_path.py",
         "_compat",
         "_core",

@@ -20,8 +20,7 @@ import jax
 
 from .._module import Module
 from .._tree.nodes import describe_node
-from .._tree.strict import strict_key
-from .._tree.structure import Interned, InternTable
+from .._tree.strict import Interned, InternTable, strict_key
 
 _V = TypeVar("_V")
 _P = ParamSpec("_P")

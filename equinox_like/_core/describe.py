@@ -18,7 +18,7 @@ import numpy as np
 from .._module.module import Module
 from .._tree.filters import is_array_or_struct
 from .._tree.nodes import children_of, path_str, with_article
-from .._tree.splitting import STATIC, Skeleton
+from .._tree.partitioning import STATIC, Skeleton
 from .._tree.strict import (
     compared_names,
     has_generated_equality,

@@ -24,7 +24,7 @@ from .._tree.nodes import (
     path_str,
     with_article,
 )
-from .._tree.splitting import STATIC, Skeleton
+from .._tree.partitioning import STATIC, Skeleton
 from .._tree.strict import strict_treedef, strictly_same
 
 ARGUMENTS: Final = "argument count"

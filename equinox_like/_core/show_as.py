@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import jax.tree_util as jtu
 import numpy as np
 
-from .._compat.messages import is_unconverted_error
+from .._compat.errors import is_unconverted_error
 from .._module.instance import function_of, name_of
 from .._tree.filters import has_conversion, is_array
 from .._tree.nodes import MAKE_A_PYTREE, path_str, with_article

@@ -29,8 +29,8 @@ from .._tree.arrays import (
 )
 from .._tree.cycles import check_no_cycle
 from .._tree.filters import is_array, is_array_or_struct
-from .._tree.glob import matches_above, near_paths
 from .._tree.nodes import listed, plain_path
+from .._tree.paths import matches_above, near_paths
 from .checksums import content_sums
 from .faults import OTHER_SUM, Faults, Wanted, by_container, is_unicode
 from .placement import (

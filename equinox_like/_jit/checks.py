@@ -14,7 +14,7 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from .._compat.failures import forget_failed, runtime_tokens
+from .._compat.errors import forget_failed, runtime_tokens
 from .._compat.jaxpr import name_and_params, opened, programs_in
 from .donation import raise_clearer
 from .layout import Layout

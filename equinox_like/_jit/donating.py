@@ -19,9 +19,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .._compat.arrays import stored_as
-from .._compat.failures import forget_calls
-from .._compat.lowered import Buffer, buffers_of, unused_arguments
-from .._compat.messages import is_deleted_array_error
+from .._compat.compiled import Buffer, buffers_of, unused_arguments
+from .._compat.errors import forget_calls, is_deleted_array_error
 from .._core.base import jit_is_disabled
 from .._core.deletion import delete_array, fatal
 from .._errors import DonationError, DonationWarning

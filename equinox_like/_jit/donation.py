@@ -15,18 +15,17 @@ from typing import Any, Final, Literal, TypeVar, get_args
 
 import numpy as np
 
-from .._compat.lowered import Buffer
-from .._compat.messages import (
+from .._compat.compiled import Buffer
+from .._compat.errors import (
     UNUSABLE_DONATION,
     is_deleted_array_error,
     is_nan_error,
     is_shared_buffer_error,
 )
-from .._errors import DonationError, DonationWarning, did_you_mean
+from .._errors import DonationError, DonationWarning, did_you_mean, warn
 from .._tree.arrays import buffer_pointers, describe_array, is_concrete, is_deleted
 from .._tree.deleted import check_not_deleted
 from .._tree.nodes import listed
-from .._warn import warn
 from .layout import Layout
 
 _T = TypeVar("_T")

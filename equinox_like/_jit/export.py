@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._annotations import signature_of
-from .._compat.messages import exported_cudnn_calls, is_callback_error
+from .._compat.errors import exported_cudnn_calls, is_callback_error
 from .._core.base import frames_hidden, name_of, require_callable
 from .._core.describe import (
     Table,

@@ -26,10 +26,9 @@ from .._module.module import Module, as_pytree
 from .._tree.cached import forget_other_classes
 from .._tree.filters import is_array
 from .._tree.nodes import flatten_with_nodes
-from .._tree.registry import registry
-from .._tree.splitting import STATIC, Skeleton, leaf_names, make_skeleton
+from .._tree.partitioning import STATIC, Skeleton, leaf_names, make_skeleton
+from .._tree.registry import StaticLeaf, registry
 from .._tree.strict import strict_key
-from .._tree.structure import StaticLeaf
 
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 

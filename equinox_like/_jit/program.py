@@ -29,10 +29,9 @@ from .._module.construct import filled
 from .._module.module import BoundMethod
 from .._tree.cycles import check_no_cycle, check_no_cycles
 from .._tree.deleted import Record
-from .._tree.registry import registry
-from .._tree.splitting import Skeleton
+from .._tree.partitioning import Skeleton
+from .._tree.registry import cached_types, registry
 from .._tree.strict import ByIdentity, strict_key, strict_treedef
-from .._tree.structure import cached_types
 from .donating import DonatingSpecialization
 from .donation import Donate, Donation
 from .layout import Call, Layout, LayoutTable, add_bounded

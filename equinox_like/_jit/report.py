@@ -8,7 +8,7 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from .._compat.lowered import Buffer, buffers_of
+from .._compat.compiled import Buffer, buffers_of
 from .._core.table import table_lines
 from .._tree.arrays import describe_array
 from .._tree.nodes import path_str

@@ -23,7 +23,7 @@ from .._environment import WARNS_OF_RETRACES
 from .._module.instance import function_of
 from .._tree.arrays import is_weak
 from .._tree.nodes import listed
-from .._tree.splitting import Skeleton
+from .._tree.partitioning import Skeleton
 from .layout import data_names
 
 SHAPE: Final = "shape"

@@ -15,7 +15,7 @@ import jax
 import jax.tree_util as jtu
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from .._compat.messages import is_missing_mesh_error, is_other_sharding_error
+from .._compat.errors import is_missing_mesh_error, is_other_sharding_error
 from .._core.sharding import (
     check_fits,
     check_is_sharding,
@@ -28,7 +28,7 @@ from .._tree.arrays import describe_array, is_concrete
 from .._tree.filters import is_array, is_none
 from .._tree.match import spread
 from .._tree.nodes import describe_node, path_str
-from .._tree.splitting import STATIC, Skeleton
+from .._tree.partitioning import STATIC, Skeleton
 from .._tree.strict import strict_key
 from .layout import Layout, chained, groups_of
 

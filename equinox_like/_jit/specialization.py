@@ -19,18 +19,17 @@ import jax.tree_util as jtu
 
 from .._call_path import call_rebuilt
 from .._compat.arrays import stored_as
-from .._compat.failures import forget_calls
+from .._compat.errors import forget_calls
 from .._compat.tracing import at_top_level, known_array
 from .._core.base import jit_is_disabled, name_of
 from .._core.deletion import fatal
 from .._core.flat_call import take_apart
 from .._core.show_as import show_as
-from .._errors import RetraceWarning
+from .._errors import RetraceWarning, warn
 from .._tree.cycles import check_no_cycle
 from .._tree.filters import is_none
+from .._tree.partitioning import STATIC, Skeleton, merge
 from .._tree.registry import registry
-from .._tree.splitting import STATIC, Skeleton, merge
-from .._warn import warn
 from .checks import holds_check, raise_explained, there_are_checks, wait_for
 from .donation import check_not_fatal
 from .layout import DONATE, MAX_KEPT, Layout, chained, data_names

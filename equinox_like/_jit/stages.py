@@ -14,14 +14,14 @@ import jax
 import jax.tree_util as jtu
 
 from .._compat.arrays import default_device, platform_of
-from .._compat.lowered import Buffer, buffers_of
-from .._compat.messages import is_callback_error
+from .._compat.compiled import Buffer, buffers_of
+from .._compat.errors import is_callback_error
 from .._compat.tracing import Tracer, at_top_level
 from .._core.base import hide_frames
 from .._core.difference import differences
 from .._errors import DonationError, did_you_mean
 from .._tree.arrays import describe_array, jax_struct_of
-from .._tree.splitting import STATIC
+from .._tree.partitioning import STATIC
 from .checks import raise_explained, wait_for
 from .donating import Deletion
 from .donation import check_not_fatal, check_unused, lower_silently, unusable

@@ -18,7 +18,7 @@ import jax.tree_util as jtu
 from jax import lax
 
 from .._compat.axes import varying_alike
-from .._compat.rules import Zero, instantiate, is_undefined_primal
+from .._compat.primitives import Zero, instantiate, is_undefined_primal
 from .._compat.tracing import current_trace
 from .._core.flat_call import Template, take_apart
 from .._runtime.finalise import register_impl_finalisation

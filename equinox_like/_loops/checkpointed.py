@@ -31,7 +31,7 @@ import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from .._compat.rules import Zero
+from .._compat.primitives import Zero
 from .._runtime.vprim import create_vprim
 from .._transforms.jvp_vjp import watch
 from .schedule import Marks, Online, put_if, value_at

@@ -18,7 +18,7 @@ from jax import lax
 
 from .._compat.axes import vary_over, varying_alike, varying_axes
 from .._compat.jaxpr import eval_jaxpr, without_constants
-from .._compat.rules import (
+from .._compat.primitives import (
     Zero,
     batching_rules,
     identity,

@@ -17,8 +17,8 @@ from .._core.context import Context
 from .._errors import did_you_mean
 from .._module.fields import field
 from .._tree.filters import is_array
-from .._tree.glob import check_patterns, matches, near_paths
 from .._tree.nodes import describe_node, listed
+from .._tree.paths import check_patterns, matches, near_paths
 from .._tree.require import check_not_class
 from .harvest import (
     Around,

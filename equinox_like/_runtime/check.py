@@ -25,8 +25,9 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from .._compat.primitive import call_host, finalisations, for_whole_batch
-from .._compat.sources import Frame
+from .._compat.errors import Frame
+from .._compat.host import call_host
+from .._compat.primitives import finalisations, for_whole_batch
 from .._errors import EquinoxRuntimeError
 from .._jit.checks import register_check
 

@@ -12,18 +12,17 @@ import numpy as np
 from jax import lax
 
 from .._compat.axes import varying_axes
-from .._compat.primitive import number_p
-from .._compat.sources import traced_frames
+from .._compat.errors import traced_frames
+from .._compat.host import number_p
 from .._compat.tracing import Tracer, at_top_level, within_program
 from .._core.base import frames_hidden
 from .._core.flat_call import take_apart
 from .._environment import BREAKPOINT_FRAMES, MODES, ON_ERROR
-from .._errors import EquinoxTracetimeError, did_you_mean
+from .._errors import FOLDER, EquinoxTracetimeError, did_you_mean, warn
 from .._tree.arrays import is_typed_key, with_key, without_key
 from .._tree.filters import is_array, is_array_like
 from .._tree.nodes import describe_node
 from .._typing import ArrayLike
-from .._warn import FOLDER, warn
 from .check import Check, check_if, report_failure_p
 from .unvmap import unvmap_any_p
 

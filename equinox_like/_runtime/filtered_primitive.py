@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from .._compat.rules import (
+from .._compat.primitives import (
     ShapedArray,
     Zero,
     as_aval,

@@ -22,7 +22,7 @@ from .._compat.jaxpr import (
     run_equation,
     shard_mapped,
 )
-from .._compat.primitive import finalisations
+from .._compat.primitives import finalisations
 from .._core.flat_call import take_apart
 from .._transforms.trace import trace
 from .._tree.filters import is_array

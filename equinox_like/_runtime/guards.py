@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.custom_derivatives import zero_from_primal
 
-from .._compat.rules import Tangents, identity
+from .._compat.primitives import Tangents, identity
 from .._core.flat_call import take_apart
 from .._transforms.custom_jvp import hold
 from .._tree.arrays import with_key, without_key

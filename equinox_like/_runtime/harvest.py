@@ -34,7 +34,7 @@ from .._compat.jaxpr import (
     scan_sizes,
     shard_mapped,
 )
-from .._compat.rules import identity
+from .._compat.primitives import identity
 from .._core.flat_call import Template, take_apart
 from .._errors import ShapeError
 from .._module.construct import filled

@@ -19,12 +19,13 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .._compat.axes import types_varying_over, varying_alike, varying_axes
-from .._compat.on_host import compute_on_host
-from .._compat.primitive import batch_size, finalisations
-from .._compat.rules import (
+from .._compat.host import compute_on_host
+from .._compat.primitives import (
     Zero,
     as_aval,
     as_struct,
+    batch_size,
+    finalisations,
     instantiate,
     is_undefined_primal,
     jvp_rules,
@@ -42,8 +43,8 @@ from .._core.flat_call import take_apart
 from .._module.fields import field
 from .._tree import filter, is_array
 from .._tree.arrays import jax_struct_of, struct_of, with_key, without_key
-from .._tree.splitting import STATIC, Skeleton, merge, split
-from .._tree.structure import Interned, InternTable
+from .._tree.partitioning import STATIC, Skeleton, merge, split
+from .._tree.strict import Interned, InternTable
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from .._compat.primitive import for_whole_batch
+from .._compat.primitives import for_whole_batch
 from .._typing import ArrayLike
 
 unvmap_all_p = for_whole_batch("unvmap_all", jnp.all, like=jnp.all)

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 import jax
 
-from .._compat.primitive import batch_size, finalisations
-from .._compat.rules import (
+from .._compat.primitives import (
     UndefinedPrimal,
     Zero,
+    batch_size,
+    finalisations,
     is_undefined_primal,
     jvp_rules,
     lower_as,
@@ -173,31 +174,46 @@ def _map_transpose(
     cotangents: Sequence[Any],
     inputs: Sequence[Any],
 ) -> list[Any]:
+    """The cotangents of the inputs, each with the batch axes of its input."""
+    count, values = len(inputs), (*inputs, *cotangents)
+    # The batch axes of cotangents come first, as those of the outputs do.
     front = (0,) * len(cotangents)
     wide = [batch._replace(axes=(*batch.axes, *front)) for batch in batches]
-    types = _types_within([*map(_type_of, (*inputs, *cotangents))], wide)
+    types = _types_within([*map(_type_of, values)], wide)
 
-    def one(*args):
-        typed = [*zip(args, types, strict=True)]
-        xs = [UndefinedPrimal(t) if x is None else x for x, t in typed[: len(inputs)]]
-        cts = [Zero(t) if ct is None else ct for ct, t in typed[len(inputs) :]]
-        found = _without_absent(rule(cts, *xs))
-        return [
-            ct if is_undefined_primal(x) else None
-            for x, ct in zip(xs, found, strict=True)
-        ]
+    def of_one_element(*args):
+        xs = map(_wanted_if_absent, args[:count], types[:count])
+        cts = map(_zero_if_absent, args[count:], types[count:])
+        return _cotangents_of_wanted(rule, [*cts], [*xs])
 
-    found = _mapped(one, wide)(*_without_absent((*inputs, *cotangents)))
+    found = _mapped(of_one_element, wide)(*_without_absent(values))
     return [
         None if ct is None else _unbatched_like(ct, i, batches)
         for i, ct in enumerate(found)
     ]
 
 
+def _cotangents_of_wanted(rule: Any, cotangents: Any, inputs: Any) -> list[Any]:
+    """What the rule returns, with `None` for inputs that have no cotangent."""
+    found = _without_absent(rule(cotangents, *inputs))
+    pairs = zip(inputs, found, strict=True)
+    return [ct if is_undefined_primal(x) else None for x, ct in pairs]
+
+
+# `jax.vmap` passes `None` on. It stands for symbolic zeros, and for inputs whose
+# cotangent is wanted.
+
+
 def _without_absent(values: Sequence[Any]) -> list[Any]:
-    """The values, with `None`, which `jax.vmap` passes on, for symbolic zeros and for
-    the inputs whose cotangent is wanted."""
     return [None if type(x) is Zero or is_undefined_primal(x) else x for x in values]
+
+
+def _wanted_if_absent(x: Any, kind: Any) -> Any:
+    return UndefinedPrimal(kind) if x is None else x
+
+
+def _zero_if_absent(x: Any, kind: Any) -> Any:
+    return Zero(kind) if x is None else x
 
 
 def _type_of(x: Any) -> Any:

@@ -15,13 +15,13 @@ import jax.tree_util as jtu
 from jax.custom_derivatives import SymbolicZero, zero_from_primal
 
 from .._call_path import call_rebuilt
-from .._compat.primitive import batch_size
-from .._compat.rules import identity
+from .._compat.primitives import batch_size, identity
 from .._compat.tracing import Tracer
 from .._core.base import Transformed, frames_hidden, name_of, require_callable
 from .._core.context import in_context_of_now
 from .._core.difference import ARRAY_TYPE, STATIC_VALUE, tree_differences
 from .._core.flat_call import as_arrays, pair_of, take_apart, unpack
+from .._errors import warn
 from .._module.fields import field
 from .._tree.arrays import describe_type, reusable
 from .._tree.filters import (
@@ -33,7 +33,6 @@ from .._tree.filters import (
     is_number,
 )
 from .._tree.match import leaf_name
-from .._warn import warn
 from .jvp_vjp import check_only_arrays, is_zero, shape_and_dtype, watch
 
 _P = ParamSpec("_P")

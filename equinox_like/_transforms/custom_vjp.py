@@ -11,10 +11,11 @@ from jax.custom_derivatives import SymbolicZero
 
 from .._call_path import call_rebuilt
 from .._compat.axes import vary_over, varying_axes
-from .._compat.messages import call_with_rules, is_forward_mode
+from .._compat.errors import call_with_rules, is_forward_mode
 from .._core.base import frames_hidden, name_of, require_callable
 from .._core.context import in_context_of_now
 from .._core.flat_call import Template, as_arrays, pack, pair_of, take_apart, unpack
+from .._errors import warn
 from .._module.fields import field
 from .._tree.filters import (
     is_array,
@@ -27,7 +28,6 @@ from .._tree.match import pair_leaves
 from .._tree.nodes import path_str
 from .._tree.partitioning import filter
 from .._typing import NOT_GIVEN
-from .._warn import warn
 from .custom_jvp import WithRules, batched_as_any, check_output, hold, type_of
 from .jvp_vjp import is_zero
 

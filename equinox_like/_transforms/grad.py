@@ -23,9 +23,8 @@ from .._module.freezing import trainable_leaves
 from .._module.module import Module
 from .._tree.filters import is_inexact_array
 from .._tree.nodes import MAKE_A_PYTREE, describe_node
-from .._tree.partitioning import evaluate_filter
+from .._tree.partitioning import evaluate_filter, leaf_names
 from .._tree.require import check_options
-from .._tree.splitting import leaf_names
 from .._typing import NOT_GIVEN, GradOptions
 from .arguments import NamedCall
 

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
+from .._compat.host import call_host
 from .._compat.jaxpr import is_literal, name_and_params, opened, run_equation, text_of
-from .._compat.primitive import call_host, for_whole_batch
+from .._compat.primitives import for_whole_batch
 from .._core.base import name_of
 from .._core.flat_call import take_apart
 from .._errors import NotInvertibleError

@@ -7,7 +7,7 @@ There is one rule for a whole chain, because a rule for each block would keep th
 between them. If `vmap` is applied directly, the batch is moved into the blocks: otherwise
 each element of the batch would have gradients of its own, kept for all blocks, before they
 are summed. `custom_vmap` has no reverse mode, so it is called only where a `vmap` uses its
-rule immediately (`_compat/batching.py`).
+rule immediately (`_compat/tracing.py`).
 """
 
 from collections.abc import Callable, Sequence
@@ -20,9 +20,8 @@ import numpy as np
 from jax.custom_batching import custom_vmap
 
 from .._call_path import call_part
-from .._compat.batching import mapped_at_once
-from .._compat.messages import is_forward_mode
-from .._compat.tracing import Tracer
+from .._compat.errors import is_forward_mode
+from .._compat.tracing import Tracer, mapped_at_once
 from .._core.base import (
     Transformed,
     frames_hidden,

@@ -14,24 +14,23 @@ import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from .._compat.scheduler import least_memory
+from .._compat.compiled import least_memory
 from .._compat.tracing import at_top_level
 from .._core.base import frames_hidden, jit_is_disabled, require_callable
 from .._core.deletion import delete_array
 from .._core.describe import describe
 from .._core.sharding import check_fits, constrain, is_sharding, require_mesh
-from .._errors import DonationError
+from .._errors import DonationError, warn
 from .._io.checksums import content_sums
 from .._jit import filter_jit
 from .._tree.arrays import buffer_pointers, describe_array, is_concrete, is_deleted
-from .._tree.copy import copy_array
+from .._tree.copies import copy_array
 from .._tree.deleted import fate_of
 from .._tree.filters import is_array, is_array_or_struct
-from .._tree.glob import matches, near_paths
 from .._tree.match import spread
 from .._tree.nodes import leaf_paths, listed, path_str, plain_path
+from .._tree.paths import matches, near_paths
 from .._tree.require import named_arguments
-from .._warn import warn
 from .follow import FOLLOW, following, owner_of, owners_of
 from .trace import filter_eval_shape
 

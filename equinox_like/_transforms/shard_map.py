@@ -14,7 +14,7 @@ import jax.tree_util as jtu
 from jax.sharding import PartitionSpec
 
 from .._compat.axes import varying_axes
-from .._compat.messages import is_other_specs_error
+from .._compat.errors import is_other_specs_error
 from .._core.base import Transformed, by_position, name_of
 from .._core.flat_call import FlatCall, Template
 from .._core.sharding import axes_of, check_fits, require_axis, require_mesh

@@ -27,7 +27,7 @@ from .._tree.cached import Cached
 from .._tree.filters import is_array, is_array_or_struct
 from .._tree.format import tree_pformat
 from .._tree.nodes import path_str
-from .._tree.splitting import STATIC, Skeleton, merge, split
+from .._tree.partitioning import STATIC, Skeleton, merge, split
 from .arguments import show_as_call
 
 _P = ParamSpec("_P")

@@ -10,8 +10,8 @@ import jax.tree_util as jtu
 import numpy as np
 from jax import lax
 
-from .._compat.messages import is_forward_mode
-from .._compat.rules import Tangents, identity
+from .._compat.errors import is_forward_mode
+from .._compat.primitives import Tangents, identity
 from .._compat.tracing import at_top_level, within_program
 from .._core.caches import on_clear
 from .._core.flat_call import Template, take_apart

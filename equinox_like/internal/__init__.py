@@ -3,12 +3,6 @@
 This file only imports them.
 """
 
-from .._arrays import (
-    GetKey as GetKey,
-    left_broadcast_to as left_broadcast_to,
-    nextafter as nextafter,
-    prevbefore as prevbefore,
-)
 from .._core.documentation import (
     doc_remove_args as doc_remove_args,
     doc_repr as doc_repr,
@@ -26,8 +20,10 @@ from .._module import (
     AbstractVar as AbstractVar,
     Static as Static,
 )
-from .._module.closure import closure_to_pytree as closure_to_pytree
-from .._module.wrappers import str2jax as str2jax
+from .._module.wrappers import (
+    closure_to_pytree as closure_to_pytree,
+    str2jax as str2jax,
+)
 from .._runtime.enumeration import (
     ContainerMeta as ContainerMeta,
     Enumeration as Enumeration,
@@ -85,11 +81,21 @@ from .._transforms.trace import (
     eval_empty as eval_empty,
     eval_zero as eval_zero,
 )
+from .._tree.arrays import (
+    GetKey as GetKey,
+    left_broadcast_to as left_broadcast_to,
+    nextafter as nextafter,
+    prevbefore as prevbefore,
+)
 from .._tree.format import TreeWLCustom as TreeWLCustom
 from .._tree.omega import ω as ω
 from .._tree.partitioning import (
+    STATIC as STATIC,
+    Skeleton as Skeleton,
     hashable_combine as hashable_combine,
     hashable_partition as hashable_partition,
+    merge as merge,
+    split as split,
 )
 from ..debug import (
     announce_transform as announce_transform,

@@ -2,8 +2,11 @@
 
 import typing as _t
 
-from .._elsewhere import missing as _missing
-from .._public import describe_arguments as _describe_arguments, publish as _publish
+from .._public import (
+    describe_arguments as _describe_arguments,
+    missing as _missing,
+    publish as _publish,
+)
 from .._tree import tree_inference as _tree_inference
 from ._adapt.ema import EMA as EMA
 from ._adapt.lora import LoRA as LoRA, add_lora as add_lora, merge_lora as merge_lora

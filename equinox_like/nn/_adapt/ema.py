@@ -16,7 +16,7 @@ from ..._module.construct import filled
 from ..._module.freezing import trainable_leaves
 from ..._module.wrappers import Static
 from ..._tree import combine, is_array, partition
-from ..._tree.copy import tree_copy
+from ..._tree.copies import tree_copy
 from ..._tree.deleted import deleted_named
 from ..._tree.nodes import describe_node
 from ..._typing import ArrayLike, DTypeLike

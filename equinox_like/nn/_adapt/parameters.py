@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from ..._module import Frozen, Module
-from ..._tree.glob import matches, near_paths
 from ..._tree.nodes import Nodes, children_of, plain_path
+from ..._tree.paths import matches, near_paths
 from ..._typing import PRNGKeyArray
 from .._base.init import WEIGHTS, Init, initialised, key_named, layout_of, leading_axes
 from .._base.state import State

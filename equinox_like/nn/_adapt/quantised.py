@@ -20,10 +20,9 @@ from ..._module.freezing import leaves_under
 from ..._module.wrappers import check_forwards
 from ..._runtime.harvest import class_of
 from ..._tree import combine, is_array, is_inexact_array, partition, tree_at
-from ..._tree.at_where import read
-from ..._tree.glob import near_paths
 from ..._tree.nodes import Nodes, path_within
 from ..._tree.partitioning import map_nodes
+from ..._tree.paths import near_paths, read
 from ..._tree.selection import select
 from .._base.checks import as_size, check_not_layer_class, wrong_value
 from .._base.init import WEIGHTS, layout_of, leading_axes

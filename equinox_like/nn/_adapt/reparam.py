@@ -13,7 +13,7 @@ from ..._call_path import call_part
 from ..._errors import did_you_mean
 from ..._module import Module, field
 from ..._tree import is_array, is_array_like, is_inexact_array, tree_at, tree_pformat
-from ..._tree.at_where import read
+from ..._tree.paths import read
 from ..._typing import ArrayLike, PRNGKeyArray
 from .._base.checks import as_eps, as_size, check_not_layer_class
 from .._base.init import split_key

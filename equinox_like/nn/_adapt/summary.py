@@ -16,8 +16,8 @@ from ..._runtime.operations import LayerRow as LayerRow, layer_rows
 from ..._tree import is_array
 from ..._tree.arrays import describe_array, is_typed_key
 from ..._tree.filters import array_filter, is_array_or_struct
-from ..._tree.glob import components, matches_above
 from ..._tree.nodes import describe_node, node_paths, path_within, plain_path
+from ..._tree.paths import components, matches_above
 from .._base.checks import as_size
 from .._base.state import State, StateIndex
 from .parameters import Place, places

@@ -14,7 +14,7 @@ from jax import lax
 from jaxtyping import Array
 
 from ..._compat.arrays import default_device, platform_of
-from ..._compat.primitive import for_whole_batch
+from ..._compat.primitives import for_whole_batch
 from ..._compat.tracing import known_array
 from ..._errors import ShapeError
 from ..._typing import ArrayLike, PRNGKeyArray

@@ -22,10 +22,11 @@ import wadler_lindig as wl
 from jaxtyping import Array
 
 from ..._annotations import signature_of
-from ..._compat.batching import is_vmapped
+from ..._compat.tracing import is_vmapped
 from ..._core.base import Transformed
 from ..._core.context import is_inference
 from ..._core.difference import tree_differences
+from ..._errors import warn
 from ..._io.faults import BEFORE_STATE
 from ..._module import Frozen, Module, field
 from ..._module.construct import filled
@@ -38,7 +39,6 @@ from ..._tree.partitioning import map_nodes
 from ..._tree.registry import register_cached
 from ..._tree.require import explain_call, may_be_key
 from ..._typing import NOT_GIVEN
-from ..._warn import warn
 from .checks import check_function, check_not_layer_class, described, wrong_type
 
 _P = ParamSpec("_P")

@@ -11,10 +11,9 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
 from ..._compat.axes import pmean, psum
-from ..._errors import ShapeError
+from ..._errors import ShapeError, warn
 from ..._module import field
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from ..._warn import warn
 from .._base.checks import (
     as_axis,
     as_eps,

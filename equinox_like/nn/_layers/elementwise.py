@@ -7,11 +7,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from ..._errors import MissingKeyError, ShapeError
+from ..._errors import MissingKeyError, ShapeError, warn
 from ..._module import Module, field
 from ..._tree import is_array_like
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from ..._warn import warn
 from .._base.checks import as_array, as_axes, check_dtype, jax_array
 from .._base.init import draw, key_named
 from .._base.precision import accumulation_dtype, computes, in_float32

@@ -10,11 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from ..._errors import ShapeError
+from ..._errors import ShapeError, warn
 from ..._module import Module, field
 from ..._tree import is_array
 from ..._typing import NOT_GIVEN, ArrayLike, DTypeLike, PRNGKeyArray
-from ..._warn import warn
 from .._base.checks import (
     as_eps,
     as_size,

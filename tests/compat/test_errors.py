@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from equinox_like._compat import messages
-from equinox_like._compat.messages import call_with_rules, is_forward_mode
+from equinox_like._compat import errors as messages
+from equinox_like._compat.errors import call_with_rules, is_forward_mode
 
 
 def mesh():

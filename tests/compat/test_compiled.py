@@ -6,7 +6,7 @@ import warnings
 import jax
 import jax.numpy as jnp
 
-from equinox_like._compat.lowered import Buffer, buffers_of
+from equinox_like._compat.compiled import Buffer, buffers_of
 
 
 def lower(f, *args, donate=()):

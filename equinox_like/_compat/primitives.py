@@ -1,11 +1,12 @@
-"""Primitives with several results, and the tables of their rules.
+"""Primitives of our own, and the tables of their rules.
 
-JAX has no public way to define a primitive. Serves jax 0.10 to 0.12: the tables in
-`jax.interpreters`, and the class `ShapedArray` of `jax.core`. Without
-`fancy_primitive_batchers`, whose rules get the name of the axis of a `jax.vmap`, gradients
-of checkpointed loops, and `noinline`, cannot use that name. There is no fallback for the
-others: without them this file cannot be imported, nor what uses it: `nn`, `debug`,
-`internal` and the names in `_late.py`.
+JAX has no public way to define a primitive, nor to see a whole batch under `jax.vmap`.
+Serves jax 0.10 to 0.12: `Primitive` of `jax._src.core`, or of `jax.extend.core` (slow
+to import) if that no longer exists; the tables in `jax.interpreters`, and the class
+`ShapedArray` of `jax.core`. Without `fancy_primitive_batchers`, whose rules get the name of
+the axis of a `jax.vmap`, gradients of checkpointed loops, and `noinline`, cannot use that
+name. There is no fallback for the others: without them this file cannot be imported, nor
+what uses it: `nn`, `debug`, `internal` and the names in `_late.py`.
 """
 
 import functools
@@ -17,7 +18,70 @@ import jax.core
 import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
-from .primitive import Primitive, finalisations
+from . import find
+
+Primitive: Any = find("Primitive", "jax._src.core", "jax.extend.core")
+if Primitive is None:
+    raise ImportError("This version of JAX has no `Primitive` where it was.")
+
+# For each of our primitives, a function of JAX's primitives alone: see `finalise.py`.
+finalisations: dict[Any, Callable[..., Any]] = {}
+
+
+def for_whole_batch(
+    name: str,
+    function: Callable[..., Any],
+    like: Callable[..., Any],
+    eager: Callable[..., Any] | None = None,
+) -> Any:
+    """A primitive that computes `function` once for a whole batch under `jax.vmap`.
+
+    `function` gets arrays with the batch axes first, outermost first, and its result is
+    for the whole batch. The derivative of a bool or an integer is zero; other results
+    have none. `like` is a simpler function with a result of the same type. `eager` is
+    called instead of `function` with arrays whose values are known. `function` and `eager`
+    may have static parameters.
+    """
+    primitive = Primitive(name)
+
+    def batch(args: Any, axes: Any, **params: Any) -> tuple[Any, None]:
+        size = batch_size(args, axes)
+        whole = [
+            _repeated(x, size) if i is None else jnp.moveaxis(x, i, 0)
+            for x, i in zip(args, axes, strict=True)
+        ]
+        return primitive.bind(*whole, **params), None
+
+    def type_of_result(*args: Any, **_: Any) -> Any:
+        # JAX derives the shardings and manual axes of the result.
+        (result,) = jax.make_jaxpr(like)(*args).out_avals
+        return result
+
+    def differentiate(primals: Any, _: Any, **params: Any) -> tuple[Any, Any]:
+        result = primitive.bind(*primals, **params)
+        if jnp.issubdtype(result.dtype, jnp.inexact):
+            raise NotImplementedError(f"{name!r} has no derivative.")
+        return result, ad.Zero(jax.typeof(result).to_tangent_aval())
+
+    primitive.def_impl(eager or function)
+    primitive.def_abstract_eval(type_of_result)
+    ad.primitive_jvps[primitive] = differentiate
+    batching.primitive_batchers[primitive] = batch
+    lower = mlir.lower_fun(function, multiple_results=False)
+    mlir.register_lowering(primitive, lower, cacheable=False)
+    finalisations[primitive] = function
+    return primitive
+
+
+def batch_size(args: Sequence[Any], axes: Sequence[int | None]) -> int:
+    """The size of the batch axis, from the arguments of a batching rule."""
+    return next(x.shape[i] for x, i in zip(args, axes, strict=True) if i is not None)
+
+
+def _repeated(x: Any, size: int) -> jax.Array:
+    x = jnp.asarray(x, jax.typeof(x).dtype)  # JAX's literals are not arrays
+    return jnp.broadcast_to(x, (size, *x.shape))
+
 
 Zero: Any = ad.Zero
 """The class of symbolic zeros, which rules get and return: `Zero(aval)`."""

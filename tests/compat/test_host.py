@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax.interpreters import mlir
 
-from equinox_like._compat import on_host
-from equinox_like._compat.primitive import Primitive
+from equinox_like._compat import host
+from equinox_like._compat.primitives import Primitive
 
 
 def computed(emit):
@@ -19,7 +19,7 @@ def computed(emit):
     primitive.def_abstract_eval(
         lambda *_, structs, **__: [jax.typeof(s) for s in structs]
     )
-    lower = functools.partial(on_host.lower, emit=emit)
+    lower = functools.partial(host.lower_values, emit=emit)
     mlir.register_lowering(primitive, lower)
 
     def compute(function, structs, *args):
@@ -81,4 +81,4 @@ def test_function_that_fails_ends_the_program(emit):
 
 
 def test_library_uses_what_jax_has():
-    assert on_host._emit is mlir.emit_python_callback
+    assert host._emit is mlir.emit_python_callback

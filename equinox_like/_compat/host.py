@@ -1,103 +1,32 @@
-"""Primitives with one result for a whole batch, and host calls from a program.
+"""Python that a compiled program calls: for its effect, or to compute values.
 
-JAX has no public way to define a primitive, nor to see a whole batch under `jax.vmap`.
-Serves jax 0.10 to 0.12: `Primitive` of `jax._src.core`, or of `jax.extend.core` (slow
-to import) if that no longer exists, and the tables of rules in `jax.interpreters`.
+Serves jax 0.10 to 0.12.
 
-JAX's own callbacks have three problems. They log each exception before they raise it.
-On several devices they run on one device alone, and if they fail there, the others wait
-for ever. A pure callback may be moved out of a loop, and run although the loop takes no
-step. `emit_python_callback` of `jax.interpreters.mlir` avoids all three. On TPU, and if
-it no longer exists, `jax.pure_callback` is used. On a backend where neither works, we
-warn, and Python is not called.
-
-One callback serves all checks of a program, which are in JAX's list of what the program
-keeps alive. If there is no such list, one for all programs is used.
+- JAX's own callbacks have three problems. They log each exception before they raise it. On
+  several devices they run on one device alone, and if they fail there, the others wait for
+  ever. A pure callback may be moved out of a loop, and run although the loop takes no
+  step. `emit_python_callback` of `jax.interpreters.mlir` avoids all three. On TPU, and if
+  it no longer exists, `jax.pure_callback` is used. On a backend where neither works, we
+  warn, and Python is not called.
+- One callback serves all checks of a program, which are in JAX's list of what the program
+  keeps alive. If there is no such list, one for all programs is used.
+- `jax.pure_callback` first puts each argument on a device, in Python, which takes some
+  100 us. `emit_python_callback` passes arrays of NumPy. `compute_on_host` uses it for
+  programs on one device of the CPU where no mesh is in use; others, and versions of JAX
+  without it, use `jax.pure_callback`.
 """
 
 import functools
-import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import mlir
 
-from .._warn import warn
-from .messages import is_callback_error
-
-
-def find(*cores: str) -> Any:
-    """The class `Primitive` of the first of these modules that has it."""
-    for core in cores:
-        try:
-            return importlib.import_module(core).Primitive
-        except (ImportError, AttributeError):
-            continue
-    raise ImportError("This version of JAX has no `Primitive` where it was.")
-
-
-Primitive: Any = find("jax._src.core", "jax.extend.core")
-
-# For each of our primitives, a function of JAX's primitives alone: see `finalise.py`.
-finalisations: dict[Any, Callable[..., Any]] = {}
-
-
-def for_whole_batch(
-    name: str,
-    function: Callable[..., Any],
-    like: Callable[..., Any],
-    eager: Callable[..., Any] | None = None,
-) -> Any:
-    """A primitive that computes `function` once for a whole batch under `jax.vmap`.
-
-    `function` gets arrays with the batch axes first, outermost first, and its result is
-    for the whole batch. The derivative of a bool or an integer is zero; other results
-    have none. `like` is a simpler function with a result of the same type. `eager` is
-    called instead of `function` with arrays whose values are known. `function` and `eager`
-    may have static parameters.
-    """
-    primitive = Primitive(name)
-
-    def batch(args: Any, axes: Any, **params: Any) -> tuple[Any, None]:
-        size = batch_size(args, axes)
-        whole = [
-            _repeated(x, size) if i is None else jnp.moveaxis(x, i, 0)
-            for x, i in zip(args, axes, strict=True)
-        ]
-        return primitive.bind(*whole, **params), None
-
-    def type_of_result(*args: Any, **_: Any) -> Any:
-        # JAX derives the shardings and manual axes of the result.
-        (result,) = jax.make_jaxpr(like)(*args).out_avals
-        return result
-
-    def differentiate(primals: Any, _: Any, **params: Any) -> tuple[Any, Any]:
-        result = primitive.bind(*primals, **params)
-        if jnp.issubdtype(result.dtype, jnp.inexact):
-            raise NotImplementedError(f"{name!r} has no derivative.")
-        return result, ad.Zero(jax.typeof(result).to_tangent_aval())
-
-    primitive.def_impl(eager or function)
-    primitive.def_abstract_eval(type_of_result)
-    ad.primitive_jvps[primitive] = differentiate
-    batching.primitive_batchers[primitive] = batch
-    lower = mlir.lower_fun(function, multiple_results=False)
-    mlir.register_lowering(primitive, lower, cacheable=False)
-    finalisations[primitive] = function
-    return primitive
-
-
-def batch_size(args: Sequence[Any], axes: Sequence[int | None]) -> int:
-    """The size of the batch axis, from the arguments of a batching rule."""
-    return next(x.shape[i] for x, i in zip(args, axes, strict=True) if i is not None)
-
-
-def _repeated(x: Any, size: int) -> jax.Array:
-    x = jnp.asarray(x, jax.typeof(x).dtype)  # JAX's literals are not arrays
-    return jnp.broadcast_to(x, (size, *x.shape))
+from .._errors import warn
+from .errors import is_callback_error
+from .primitives import Primitive, as_aval, finalisations, new_primitive
 
 
 def call_host(
@@ -256,3 +185,60 @@ def _lower(context: Any, *args: Any, **params: Any) -> Any:
 
 mlir.register_lowering(number_p, _lower_number, cacheable=False)
 mlir.register_lowering(_host_p, _lower, cacheable=False)
+
+
+def compute_on_host(
+    function: Callable[..., Sequence[Any]],
+    structs: Sequence[jax.ShapeDtypeStruct],
+    *args: Any,
+) -> Sequence[Any]:
+    """`function(*args)` of arrays, called when the program runs.
+
+    Use it only in the lowering of a primitive: it has no rules of its own. Its results,
+    and arrays among its arguments, are not typed PRNG keys.
+    """
+    return _on_host_p.bind(*args, function=function, structs=tuple(structs))
+
+
+_on_host_p = new_primitive("compute_on_host")
+
+
+@_on_host_p.def_abstract_eval
+def _(*_: Any, structs: Any, function: Any) -> Any:
+    return list(map(as_aval, structs))
+
+
+def lower_values(
+    context: Any, *args: Any, function: Any, structs: Any, emit: Any
+) -> Any:
+    if emit is None or not _is_on_one_cpu(context.module_context):
+        by_jax = functools.partial(jax.pure_callback, function, structs)
+        return mlir.lower_fun(by_jax, multiple_results=True)(context, *args)
+    (device, *_) = jax.local_devices(backend="cpu")
+
+    def call(*args: Any) -> tuple[Any, ...]:
+        with jax.default_device(device):  # it may be a GPU
+            return tuple(map(np.asarray, function(*args)))
+
+    out, _, _ = emit(
+        context,
+        call,
+        None,
+        list(args),
+        context.avals_in,
+        context.avals_out,
+        has_side_effect=False,
+        returns_token=False,
+    )
+    return out
+
+
+def _is_on_one_cpu(module_context: Any) -> bool:
+    number = getattr(module_context.axis_context, "num_devices", None)
+    no_mesh = jax.sharding.get_abstract_mesh().empty
+    return tuple(module_context.platforms) == ("cpu",) and number == 1 and no_mesh
+
+
+mlir.register_lowering(
+    _on_host_p, lambda *args, **params: lower_values(*args, **params, emit=_emit)
+)
