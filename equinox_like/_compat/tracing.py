@@ -94,6 +94,10 @@ def find_context(config: Any) -> Callable[[], Any]:
     return getattr(config, "trace_context", lambda: tuple(settings().items()))
 
 
+def jit_is_disabled() -> bool:
+    return jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def settings() -> dict[str, Any]:
     """JAX's settings, by their names."""
     names = getattr(jax.config, "values", ())

@@ -15,9 +15,8 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .._annotations import signature_of
-from .._compat.tracing import at_top_level
-from .._core.base import jit_is_disabled
-from .._core.caches import on_clear
+from .._compat.tracing import at_top_level, jit_is_disabled
+from .._core.base import on_clear
 from .._jit import filter_jit
 from .._jit.donation import Donate
 from .._module.values import JITTED

@@ -36,8 +36,7 @@ from .._compat.primitives import (
     zero_like,
 )
 from .._compat.tracing import Tracer, trace_context
-from .._core.base import Transformed, frames_hidden
-from .._core.caches import on_clear
+from .._core.base import Transformed, frames_hidden, on_clear
 from .._core.context import entered_here, within
 from .._core.flat_call import take_apart
 from .._module.fields import field

@@ -15,14 +15,14 @@ from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from .._compat.compiled import least_memory
-from .._compat.tracing import at_top_level
-from .._core.base import frames_hidden, jit_is_disabled, require_callable
-from .._core.deletion import delete_array
+from .._compat.tracing import at_top_level, jit_is_disabled
+from .._core.base import frames_hidden, require_callable
 from .._core.describe import describe
 from .._core.sharding import check_fits, constrain, is_sharding, require_mesh
 from .._errors import DonationError, warn
 from .._io.checksums import content_sums
 from .._jit import filter_jit
+from .._jit.donation import delete_array
 from .._tree.arrays import buffer_pointers, describe_array, is_concrete, is_deleted
 from .._tree.copies import copy_array
 from .._tree.deleted import fate_of

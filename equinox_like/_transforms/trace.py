@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._compat.jaxpr import eval_jaxpr, without_constants
-from .._core.base import Transformed, frames_hidden, name_of, require_callable
-from .._core.caches import on_clear
+from .._core.base import Transformed, frames_hidden, name_of, on_clear, require_callable
 from .._core.difference import tree_differences
 from .._core.flat_call import FlatCall, Template, pack, take_apart, unpack
 from .._module.fields import field

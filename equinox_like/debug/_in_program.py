@@ -13,7 +13,7 @@ from jax import lax
 from .._compat.errors import is_forward_mode
 from .._compat.primitives import Tangents, identity
 from .._compat.tracing import at_top_level, within_program
-from .._core.caches import on_clear
+from .._core.base import on_clear
 from .._core.flat_call import Template, take_apart
 from .._runtime.error_if import error_if, may_depend, spoilt
 from .._runtime.unvmap import unvmap_all, unvmap_any

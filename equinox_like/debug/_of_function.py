@@ -166,7 +166,7 @@ class _Counter:
 def _trace_of(call: tuple[Any, Any, Any], fn: Any) -> Trace | None:
     try:
         signature = signature_of(fn)
-        layout = LayoutTable(signature, name_of(fn), lambda *_: False).make(call)
+        layout = LayoutTable(signature, name_of(fn)).make(call)
         return trace_to_be(layout, jtu.tree_leaves(call))
     except Exception:
         # There is nothing to compare: most such calls raise an error of their own.

@@ -3,7 +3,7 @@
 This file only imports them.
 """
 
-from .._core.documentation import (
+from .._core.show_as import (
     doc_remove_args as doc_remove_args,
     doc_repr as doc_repr,
 )

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from ..._core.table import table_lines
+from ..._jit.report import table_lines
 from ..._module.freezing import leaves_under, trainable
 from ..._runtime.operations import LayerRow as LayerRow, layer_rows
 from ..._tree import is_array

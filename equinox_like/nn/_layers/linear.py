@@ -346,10 +346,14 @@ def _copied(activation: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _slice(activation: Any, index: int | slice) -> Any:
+    if jax.tree_util.all_leaves([activation]):
+        return activation
     return map_arrays(lambda a: a[index], activation)
 
 
 def _each_neuron(activation: Any, x: Any) -> Any:
+    if jax.tree_util.all_leaves([activation]):  # a plain function
+        return jax.vmap(activation)(x)
     arrays, rest = partition(activation, is_array)
     # `vmap` refuses arrays of which explicit axes of a mesh split only some.
     arrays = jax.tree.map(lambda a: split_along(a, 0, parts(x)[0]), arrays)

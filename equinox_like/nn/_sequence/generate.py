@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ..._annotations import signature_of
 from ..._compat.tracing import Tracer, known_array
-from ..._core.caches import on_clear
+from ..._core.base import on_clear
 from ..._core.flat_call import pair_of
 from ..._errors import DonationError, ShapeError
 from ..._jit import filter_jit
