@@ -196,13 +196,13 @@ def run_construction(rounds: int) -> None:
             contenders[key] = partial(chosen, *arguments[values](layers[key]))
         return compare(name or values, contenders, goal=goal, rounds=rounds)
 
-    rows = [row("generated", values, "1.5x") for values in arguments]
+    rows = [row("generated", values, "3x") for values in arguments]
     name = "two numbers, two static fields"
-    rows.append(row("static", "two numbers", "1.5x", "generated", name))
+    rows.append(row("static", "two numbers", "3x", "generated", name))
     show("Construction: generated __init__, beside a frozen dataclass", rows)
 
-    rows = [row("own", values, "3x") for values in arguments]
+    rows = [row("own", values, "5x") for values in arguments]
     name = "two numbers, beside a generated"
-    rows.append(row("own", "two numbers", "3x", "generated", name))
+    rows.append(row("own", "two numbers", "5x", "generated", name))
     title = "Construction: user-written __init__, beside a frozen dataclass with one"
     show(title, rows)

@@ -42,7 +42,7 @@ from ._module import (
     trainable as trainable,
     unfrozen as unfrozen,
 )
-from ._public import publish as _publish
+from ._public import missing as _missing, publish as _publish
 from ._transforms import (
     filter_grad as filter_grad,
     filter_value_and_grad as filter_value_and_grad,
@@ -50,8 +50,6 @@ from ._transforms import (
     if_array as if_array,
 )
 from ._tree import (
-    STATIC as STATIC,
-    Skeleton as Skeleton,
     apply_updates as apply_updates,
     combine as combine,
     filter as filter,
@@ -59,22 +57,20 @@ from ._tree import (
     is_array_like as is_array_like,
     is_inexact_array as is_inexact_array,
     is_inexact_array_like as is_inexact_array_like,
-    merge as merge,
     partition as partition,
-    split as split,
     tree_at as tree_at,
     tree_equal as tree_equal,
     tree_inference as tree_inference,
     tree_pformat as tree_pformat,
     tree_pprint as tree_pprint,
 )
-from ._version import __version__ as __version__
 
 if _t.TYPE_CHECKING:
     from . import debug as debug, internal as internal, nn as nn, orbax as orbax
     from ._late import *  # noqa: F403
 
 
+__version__ = "0.1.0"
 _LATE_MODULES = "debug", "internal", "nn", "orbax"
 _publish(globals(), __name__)
 
@@ -87,9 +83,7 @@ if not _t.TYPE_CHECKING:
             return _importlib.import_module(f".{name}", __name__)
         found = _load_late().get(name)
         if found is None:
-            raise _importlib.import_module("._elsewhere", __name__).missing(
-                __name__, name
-            )
+            raise _missing(__name__, name)
         return found
 
 

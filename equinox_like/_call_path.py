@@ -110,8 +110,8 @@ class _Part(NamedTuple):
     part: Any
 
 
-class _Call(NamedTuple):
-    """A call of `call_rebuilt`, or an outer call."""
+class _Boundary(NamedTuple):
+    """A call at one side of JAX: of `call_rebuilt` within, or an outer call."""
 
     is_rebuilt: bool
     function: Any
@@ -131,18 +131,18 @@ def _calls(frame: Any, tb: Any = None) -> list[Any]:
 
 
 def _call_in(frame: types.FrameType) -> Any:
-    """The Module whose method a frame runs, the `_Part` or the `_Call`; else `None`."""
+    """The Module whose method a frame runs, the `_Part` or the `_Boundary`; else `None`."""
     code = frame.f_code
     function_name = frame.f_globals.get("__name__", ""), code.co_qualname
     if function_name == (__name__, "call_part"):
         owner, steps, part, *call = _read(frame, *code.co_varnames[:6])
-        return _Call(True, *call) if part is None else _Part(owner, steps, part)
+        return _Boundary(True, *call) if part is None else _Part(owner, steps, part)
     if function_name in _outer_calls:
         *first, args, kwargs = _read(frame, *code.co_varnames[: code.co_argcount + 2])
         if first and hasattr(first[0], "keywords"):  # a method that is a `Partial`
             first = [first[0].func, *first[0].args]
         function, *args = *first, *args
-        return _Call(False, getattr(function, "_held_", function), args, kwargs)
+        return _Boundary(False, getattr(function, "_held_", function), args, kwargs)
     if code.co_argcount == 0 or code.co_name in _CONSTRUCTORS:
         return None
     name, owner = code.co_varnames[0], code.co_qualname.rpartition(".")[0]
@@ -196,7 +196,7 @@ def _sections(calls: Sequence[Any]) -> Iterator[tuple[Any, _Path]]:
         for i, call in enumerate(calls, 1):
             if call is node:
                 reached = i
-            elif isinstance(call, _Call):
+            elif isinstance(call, _Boundary):
                 if call.is_rebuilt:
                     rebuilt.append(call)
                     continue
@@ -222,7 +222,7 @@ def _sections(calls: Sequence[Any]) -> Iterator[tuple[Any, _Path]]:
         calls = calls[reached:]
 
 
-def _original(node: Any, rebuilt: _Call, outer: _Call) -> Any:
+def _original(node: Any, rebuilt: _Boundary, outer: _Boundary) -> Any:
     """What `node`, of a rebuilt argument, was in the outer call; `None` if not known.
 
     The arguments of one structure are in the same order in both.
@@ -243,7 +243,7 @@ def _original(node: Any, rebuilt: _Call, outer: _Call) -> Any:
     return original if type(original) is type(node) else None
 
 
-def _arguments(call: _Call) -> list[Any]:
+def _arguments(call: _Boundary) -> list[Any]:
     named = (call.kwargs[name] for name in sorted(call.kwargs))
     return [call.function, *call.args, *named]
 

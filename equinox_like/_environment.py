@@ -13,8 +13,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, Final
 
-from ._errors import did_you_mean
-from ._warn import warn
+from ._errors import did_you_mean, warn
 
 MODES: Final = ("raise", "nan", "breakpoint", "off")
 

@@ -1,4 +1,4 @@
-"""The exception and warning classes of the library, as one tree.
+"""The exceptions and warnings of the library, as one tree, and what issues a warning.
 
     RuntimeError
     ├── DonationError      a buffer was donated and is used again, or cannot be donated
@@ -25,7 +25,9 @@ name that is not known.
 """
 
 import difflib
+import os
 import sys
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -153,3 +155,25 @@ def did_you_mean(
     by_lower = {option.lower(): option for option in options}
     near = difflib.get_close_matches(name.lower(), by_lower, 1, cutoff)
     return "".join(f" Did you mean {form.format(by_lower[n])}?" for n in near)
+
+
+# The folder of the library as frames name it. PyInstaller and the like compile without
+# the path that `__file__` has.
+FOLDER = os.path.join(os.path.dirname(sys._getframe().f_code.co_filename), "")
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """`warnings.warn` with the line that called into the library."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and is_internal(frame.f_code.co_filename):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level + 1)
+
+
+def is_internal(filename: str) -> bool:
+    # Runtime type checkers add their own frames around the library's functions. JAX calls
+    # the library when it transforms a compiled function.
+    parts = "/jaxtyping/", "/jax/_src/"
+    return filename.startswith((FOLDER, "<@beartype")) or any(
+        p in filename for p in parts
+    )

@@ -40,22 +40,24 @@ from ._runtime.error_if import (
     branched_error_if as branched_error_if,
     error_if as error_if,
 )
-from ._runtime.onnx import to_onnx as to_onnx
+from ._runtime.finalise import to_onnx as to_onnx
 from ._transforms.buckets import bucketed as bucketed
 from ._transforms.callback import (
     filter_io_callback as filter_io_callback,
     filter_pure_callback as filter_pure_callback,
 )
 from ._transforms.checkpoint import filter_checkpoint as filter_checkpoint
-from ._transforms.custom_jvp import filter_custom_jvp as filter_custom_jvp
-from ._transforms.custom_vjp import filter_custom_vjp as filter_custom_vjp
-from ._transforms.custom_vmap import filter_custom_vmap as filter_custom_vmap
-from ._transforms.invertible import filter_invertible as filter_invertible
-from ._transforms.jacobian import (
+from ._transforms.custom_rules import (
+    filter_custom_jvp as filter_custom_jvp,
+    filter_custom_vjp as filter_custom_vjp,
+    filter_custom_vmap as filter_custom_vmap,
+)
+from ._transforms.grad import (
     filter_hessian as filter_hessian,
     filter_jacfwd as filter_jacfwd,
     filter_jacrev as filter_jacrev,
 )
+from ._transforms.invertible import filter_invertible as filter_invertible
 from ._transforms.jvp_vjp import (
     filter_jvp as filter_jvp,
     filter_linearize as filter_linearize,
@@ -67,24 +69,26 @@ from ._transforms.mesh_layout import (
     constrain as constrain,
     gather as gather,
 )
-from ._transforms.pmap import filter_pmap as filter_pmap
 from ._transforms.shard import (
     filter_device_put as filter_device_put,
     filter_shard as filter_shard,
     make_sharded as make_sharded,
     shardings as shardings,
 )
-from ._transforms.shard_map import filter_shard_map as filter_shard_map
+from ._transforms.shard_map import (
+    filter_pmap as filter_pmap,
+    filter_shard_map as filter_shard_map,
+)
 from ._transforms.trace import (
     filter_closure_convert as filter_closure_convert,
     filter_eval_shape as filter_eval_shape,
     filter_make_jaxpr as filter_make_jaxpr,
 )
-from ._tree.check import (
+from ._tree.copies import tree_copy as tree_copy
+from ._tree.cycles import (
     tree_check as tree_check,
     tree_flatten_one_level as tree_flatten_one_level,
 )
-from ._tree.copy import tree_copy as tree_copy
 from ._tree.selection import (
     Selection as Selection,
     select as select,

@@ -15,8 +15,8 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from ._tree.glob import check_patterns as _check_patterns
 from ._tree.nodes import describe_node as _described
+from ._tree.paths import check_patterns as _check_patterns
 from ._tree.require import (
     check_not_callable as _check_not_callable,
     check_not_class as _check_not_class,

@@ -41,7 +41,10 @@ SUITES: Mapping[str, tuple[list[str], list[str]]] = {
     ),
     "flowjax": (["beartype", "numpyro"], []),
     "flowmc": ([], []),
-    "gpjax": (["hypothesis", "networkx", "xarray", "pytest-beartype"], []),
+    "gpjax": (
+        ["hypothesis", "mktestdocs", "networkx", "xarray", "pytest-beartype"],
+        [],
+    ),
     "jaxmore": ([*_SYBIL, "beartype", "optax", "pytest-benchmark"], []),
     "jaxoplanet": ([], []),
     "jaxtyping": (["beartype", "cloudpickle", "ipython", "typeguard<3"], []),

@@ -240,7 +240,6 @@ FAULTS: dict[str, list[Fault]] = {
                 "[stacked]",
                 "nn/test_shape.py::test_ensemble_is_called_under_filter_vmap[MLP-shape2]",
                 "nn/test_stacked.py::test_state_has_a_row_for_each_layer",
-                "nn/test_stacked.py::test_state_fits_the_same_layers_stacked_again",
                 "nn/test_stacked.py"
                 "::test_ensemble_called_without_vmap_is_an_error_with_the_fix",
                 "transforms/test_invertible.py::test_so_is_that_of_stacked_blocks",

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 import equinox_like as eqx
-from equinox_like import _elsewhere, nn
+from equinox_like import _public, nn
 
 ROOT = Path(__file__).parents[1]
 # What the expressions of the answers are evaluated with.
@@ -103,7 +103,7 @@ def test_name_is_answered(name):
 
 
 def expressions():
-    answers = [*_elsewhere.TABLE.values(), *map(_elsewhere.find, TRANSFORMATIONS)]
+    answers = [*_public.TABLE.values(), *map(_public.find, TRANSFORMATIONS)]
     found = {code for answer in answers for code in re.findall("`(.*?)`", answer)}
     # Keywords of several layers, and a method.
     return sorted(found - {"weight_init=", "broadcast_axes=", "__init__"})
@@ -120,13 +120,13 @@ def test_keywords_of_answers_exist():
 
 
 def test_no_row_hides_a_name_of_ours_or_is_hidden_by_another():
-    rows = [names.split() for names in _elsewhere.TABLE]
+    rows = [names.split() for names in _public.TABLE]
     ours = {*dir(nn), *dir(eqx)}
     for i, names in enumerate(rows):
         for name in names:
             assert name not in ours
             example = name.replace("*", "X").replace("?", "1")
-            assert _elsewhere.find(example) == [*_elsewhere.TABLE.values()][i], name
+            assert _public.find(example) == [*_public.TABLE.values()][i], name
 
 
 @pytest.mark.parametrize("name", ["nn.ReLU", "eqx.jit"])
@@ -156,18 +156,9 @@ def test_other_names_are_left_to_python(module):
         exec(f"from {module.__name__} import no_such_name")
 
 
-def test_table_is_loaded_when_a_name_is_missing():
-    code = "import sys, equinox_like as eqx; eqx.filter_scan; eqx.Module; "
-    loaded = "print('equinox_like._elsewhere' in sys.modules)"
-    for line, expected in (("", "False"), ("hasattr(eqx, 'jit'); ", "True")):
-        run = [sys.executable, "-c", code + line + loaded]
-        done = subprocess.run(run, capture_output=True, text=True, check=True)
-        assert done.stdout.strip() == expected
-
-
 def test_page_shows_the_table():
     run = [sys.executable, str(ROOT / "docs" / "scripts" / "names_table.py")]
     done = subprocess.run(run, capture_output=True, text=True, check=True)
     rows = done.stdout.splitlines()
-    assert len(rows) > len(_elsewhere.TABLE)
+    assert len(rows) > len(_public.TABLE)
     assert done.stdout in (ROOT / "docs" / "coming-from-pytorch.md").read_text()

@@ -143,8 +143,8 @@ def test_metadata_names_the_repository_of_a_clone(tmp_path):
         "pyproject.toml",
         "README.md",
         "LICENSE",
+        "equinox_like/__init__.py",
         "scripts/project_urls.py",
-        "equinox_like/_version.py",
     ]:
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, project / name)
@@ -215,10 +215,8 @@ def test_public_names_are_these():
         "Partial",
         "Retrace",
         "RetraceWarning",
-        "STATIC",
         "Selection",
         "ShapeError",
-        "Skeleton",
         "apply_updates",
         "branched_error_if",
         "bucketed",
@@ -279,14 +277,12 @@ def test_public_names_are_these():
         "load_metadata",
         "load_state_dict",
         "make_sharded",
-        "merge",
         "module_update_wrapper",
         "nn",
         "partition",
         "save",
         "select",
         "shardings",
-        "split",
         "state_dict",
         "tag",
         "to_onnx",
@@ -323,7 +319,6 @@ def test_public_functions_and_exceptions_name_their_public_module():
 
 # Caught within the library: what a user meets instead is in the comment.
 SIGNALS = {
-    "ContainsItself",  # `ValueError`: "contains the Module"
     "NoText",  # nothing, or `ValueError`: "cannot compare"
     "RecordMismatch",  # `LeafError`
     "UnexpectedTrace",  # nothing: the function is traced

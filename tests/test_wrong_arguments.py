@@ -194,7 +194,7 @@ def padded(x, lengths):
             ),
             "as `make`; got an int",
         ),
-        (lambda: eqx.split(X, 3), "`split` takes a function as `label`"),
+        (lambda: eqx.internal.split(X, 3), "`split` takes a function as `label`"),
         (lambda: eqx.tree_at("[0]", [X], replace_fn=3), "as `replace_fn`; got an int"),
         (lambda: eqx.select(X).where(3), "`where` takes a function as `predicate`"),
         (lambda: eqx.select(X).apply(3), "`apply` takes a function as `fn`"),
@@ -577,7 +577,7 @@ PULLBACK = eqx.filter_vjp(lambda x: {"a": x}, X)[1]
     ("call", "error", "text"),
     [
         (
-            lambda: eqx.merge(*eqx.split(X, lambda x: "a")[::-1]),
+            lambda: eqx.internal.merge(*eqx.internal.split(X, lambda x: "a")[::-1]),
             TypeError,
             "`merge` takes the groups first",
         ),

@@ -34,7 +34,7 @@ CALL = [
     (
         "flatten in C++",
         "arrays, and one Structure for all that is static",
-        "_tree/own_registry.py",
+        "_tree/registry.py",
         ("types are adopted, structures interned", "OwnRegistry.describe"),
     ),
     (
@@ -47,19 +47,19 @@ CALL = [
         "specialization",
         "the compiled function; by the static leaves",
         "_jit/specialization.py",
-        ("a Skeleton, a new jax.jit", "Program.find"),
+        ("a Skeleton, a new jax.jit", "Program._specialize"),
     ),
     (
         "jax.jit",
         "groups of arrays in; arrays and a number out",
         "JAX",
-        ("the user's function is traced", "Specialization._jit"),
+        ("the user's function is traced", "Specialization._trace"),
     ),
     (
         "build in C++",
         "the output, with lazy Modules; by the number",
         "_tree/cached.py",
-        ("the output is described", "Outputs.take_apart"),
+        ("the output is described", "Specialization.take_apart"),
     ),
 ]
 # The time until a train step returns, as a multiple of `jax.jit`: docs/performance.md.

@@ -3,7 +3,7 @@
 It is the table with which `nn.ReLU` and the like are answered. A test compares the two.
 """
 
-from equinox_like._elsewhere import TABLE, find
+from equinox_like._public import TABLE, find
 
 # Names that are in no row, because they are looked up.
 LOOKED_UP = "Module", "ReLU", "softmax", "jit", "value_and_grad", "scan"

@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .private import private
+from . import private
 from .tracing import Tracer
 
 
@@ -105,7 +105,7 @@ def find_put(client: Any, *, copy: bool) -> Put:
         key = array.shape, array.dtype
         aval = avals.get(key)
         if aval is None:
-            if not _is_canonical(array.dtype):
+            if jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
                 return public(array)
             aval = avals[key] = make_aval(*key)
         try:
@@ -124,10 +124,6 @@ def find_put(client: Any, *, copy: bool) -> Put:
 def putter(*, copy: bool) -> Put:
     """`find_put` with the jaxlib that is installed."""
     return find_put(getattr(private("lib"), "xla_client", None), copy=copy)
-
-
-def _is_canonical(dtype: np.dtype) -> bool:
-    return jax.dtypes.canonicalize_dtype(dtype) == dtype
 
 
 def default_device() -> Any:

@@ -20,8 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad, batching
 
-from .primitive import Primitive
-from .rules import as_struct
+from .primitives import Primitive, as_struct
 from .tracing import Tracer
 
 

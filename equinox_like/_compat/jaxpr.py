@@ -1,6 +1,6 @@
-"""Runs a jaxpr, or one equation of it, and reads the parameters of an equation. JAX has
-no public way to run a jaxpr with other constants.
+"""Runs a jaxpr, or one equation of it, and reads the parameters of an equation.
 
+JAX has no public way to run a jaxpr with other constants.
 Serves jax 0.10 to 0.12: `jax.core.eval_jaxpr`, or `jax._src.core.eval_jaxpr` if the
 first no longer exists, since names are removed from `jax.core`. The fallback is
 `jax.extend.core.jaxpr_as_fun`, which needs a closed jaxpr, and whose module is slow to
@@ -18,15 +18,7 @@ from typing import Any, Final
 import jax
 import jax.tree_util as jtu
 
-
-def find(*cores: str) -> Callable[..., list[Any]]:
-    """`eval_jaxpr(jaxpr, consts, *args)` of the first of these modules that has it."""
-    for core in cores:
-        try:
-            return importlib.import_module(core).eval_jaxpr
-        except (ImportError, AttributeError):
-            continue
-    return by_extension
+from . import find
 
 
 def by_extension(jaxpr: Any, consts: Sequence[Any], *args: Any) -> list[Any]:
@@ -35,7 +27,9 @@ def by_extension(jaxpr: Any, consts: Sequence[Any], *args: Any) -> list[Any]:
     return core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, consts))(*args)
 
 
-eval_jaxpr: Callable[..., list[Any]] = find("jax.core", "jax._src.core")
+eval_jaxpr: Callable[..., list[Any]] = (
+    find("eval_jaxpr", "jax.core", "jax._src.core") or by_extension
+)
 """`eval_jaxpr(jaxpr, consts, *args)`: runs an open jaxpr."""
 
 

@@ -1,6 +1,6 @@
-"""Tracers, and what JAX is tracing now. JAX has no stable way to ask.
+"""Tracers, what JAX is tracing now, and functions that its transformations have returned.
 
-Serves jax 0.10 to 0.12.
+JAX has no stable way to ask. Serves jax 0.10 to 0.12.
 
 - `Tracer` is `jax.core.Tracer`, the only name for the class. Not every tracer is a
   `jax.Array`: one that stands for a `jax.Ref` is not.
@@ -19,13 +19,23 @@ Serves jax 0.10 to 0.12.
   `jax._src.core.trace_ctx`. Without it the buffers of loops assume that they do not, and
   the derivative of reading a buffer is slower. A Ref that a compiled function makes and
   returns is then a tracer in place of an error.
+- `mapped_at_once` is needed by `filter_invertible`: `jax.custom_batching.custom_vmap` has
+  no reverse mode, so it is called only where a `vmap` applies its rule immediately. It
+  reads the axis data of a trace. The fallback is to answer no, which only costs memory.
 - `scope_type` is the class of what `jax.named_scope` returns. To make an instance takes
   0.1 us less than to call `jax.named_scope`, as long as its only argument is the name.
+- A function that `jax.vmap` returned is recognised by its name and by JAX's file. This is
+  needed by containers, since such a function would map a PRNG key passed by keyword. The
+  fallback is to answer no; JAX then raises its own error about that key.
+- What a function of JAX wraps is its `__wrapped__`. JAX does not set that if the docstring
+  of what is wrapped has braces; then it is among the free variables. Without it, a Module
+  does not warn that such a function hides arrays.
 """
 
 import importlib
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -33,7 +43,7 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer as Tracer
 
-from .private import private
+from . import private
 
 _HOLD = ("val", "primal")
 
@@ -66,10 +76,7 @@ def within_program() -> bool:
 
 def find_top_level(core: Any) -> Callable[[], bool]:
     """`at_top_level`, from `jax._src.core` or by public means."""
-    try:
-        return core.trace_state_clean
-    except AttributeError:
-        return by_opaque_state()
+    return getattr(core, "trace_state_clean", None) or by_opaque_state()
 
 
 def by_opaque_state() -> Callable[[], bool]:
@@ -84,10 +91,11 @@ def by_opaque_state() -> Callable[[], bool]:
 
 def find_context(config: Any) -> Callable[[], Any]:
     """`trace_context`, from `jax._src.config` or by public means."""
-    try:
-        return config.trace_context
-    except AttributeError:
-        return lambda: tuple(settings().items())
+    return getattr(config, "trace_context", lambda: tuple(settings().items()))
+
+
+def jit_is_disabled() -> bool:
+    return jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def settings() -> dict[str, Any]:
@@ -117,3 +125,59 @@ current_trace: Callable[[], Any] = find_trace(private("core"))
 def is_of_current_trace(x: Any) -> bool:
     """Whether `x` is a tracer of the current trace, not an array or an outer tracer."""
     return isinstance(x, Tracer) and getattr(x, "_trace", None) is current_trace()
+
+
+_core = private("core")
+
+
+def mapped_at_once(arrays: Iterable[Any], core: Any = _core) -> bool:
+    """Whether the innermost trace is a `vmap` that maps one of `arrays`.
+
+    No, if the axis of the `vmap` has a name or belongs to a mesh.
+    """
+    try:
+        trace = core.trace_ctx.trace
+        axis, tag = trace.axis_data, trace.tag
+        if axis.name is not core.no_axis_name or axis.spmd_name is not None:
+            return False
+        if axis.explicit_mesh_axis is not None:
+            return False
+    except AttributeError:
+        return False
+    return any(getattr(getattr(x, "_trace", None), "tag", None) is tag for x in arrays)
+
+
+def wrapped_by(fun: Any) -> list[Any]:
+    """What `fun` calls, if it is a wrapper: its `__wrapped__`, or what JAX keeps of it."""
+    wrapped = getattr(fun, "__wrapped__", None)
+    if wrapped is not None:
+        return [wrapped]
+    return [x for x in _free_variables(fun) if callable(x)] if _is_of_jax(fun) else []
+
+
+def is_vmapped(fun: Any, name: str = "vmap_f") -> bool:
+    """Whether `jax.vmap` returned `fun`, or a function that `fun` wraps."""
+    while fun is not None:
+        # JAX's traceback filter wraps it, and holds it as a free variable.
+        if any(_is_called(f, name) for f in (fun, *_free_variables(fun))):
+            return True
+        fun = getattr(fun, "__wrapped__", None)
+    return False
+
+
+def _free_variables(fun: Any) -> Iterator[Any]:
+    for cell in getattr(fun, "__closure__", None) or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # not assigned yet
+            pass
+
+
+def _is_called(fun: Any, name: str) -> bool:
+    code: Any = getattr(fun, "__code__", None)
+    return getattr(code, "co_name", None) == name and _is_of_jax(fun)
+
+
+def _is_of_jax(fun: Any) -> bool:
+    file: Any = getattr(getattr(fun, "__code__", None), "co_filename", "")
+    return file.startswith(os.path.dirname(jax.__file__) + os.sep)

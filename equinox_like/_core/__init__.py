@@ -1,6 +1,6 @@
 """What all transformations share."""
 
-from .caches import clear_caches as clear_caches
+from .base import clear_caches as clear_caches
 from .context import (
     Context as Context,
     inference as inference,

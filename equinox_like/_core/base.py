@@ -1,45 +1,45 @@
-"""`Transformed`, the base class of all transformed functions, and helpers for them.
+"""`Transformed`, the base of all transformed functions: their errors, pickling, caches.
 
 A transformed function is a Module. If it wraps a callable pytree, for example a model,
 that is its subtree. Any other callable is part of its structure, and so are all
 options.
 """
 
+import copyreg
 import functools
+import importlib
+import operator
 import os
+import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overload
 
 import jax
+import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._annotations import signature_of
 from .._call_path import add_note_on_path, outer_call
-from .._compat.sources import pass_over, was_cut
+from .._compat.errors import pass_over, was_cut
+from .._errors import FOLDER
 from .._module.construct import filled
 from .._module.fields import field
 from .._module.flatten import WRAPPER_ATTRIBUTES
-from .._module.instance import (
-    OfCallables,
-    function_of as function_of,
-    name_of as name_of,
-)
+from .._module.instance import OfCallables, name_of as name_of
 from .._module.module import Function, as_pytree
 from .._module.wrappers import Partial
 from .._tree.cached import set_raw_dict
 from .._tree.cycles import name_cycle
 from .._tree.deleted import raise_if_deleted
 from .._tree.require import require_callable as require_callable
-from .._warn import FOLDER
-from .pickling import is_global, reduce_global
 from .show_as import name_unconverted
 
 _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")
 _S = TypeVar("_S")
 _T = TypeVar("_T")
+_F = TypeVar("_F", bound=Callable[[], None])
 _new = object.__new__
 
 
@@ -56,7 +56,7 @@ class Transformed(Function, Generic[_P, _T]):
     _passes_calls_on_ = True
     # The class of the bound method, when `self` is read from an instance.
     _binds_as_ = Partial
-    _shown_fields_ = MappingProxyType({"_tree": "__wrapped__"})
+    _shown_fields_ = types.MappingProxyType({"_tree": "__wrapped__"})
 
     # One of the two is the wrapped callable, the other one is `None`.
     _tree: Any
@@ -181,10 +181,6 @@ def by_position(
     return bound.args, bound.kwargs
 
 
-def jit_is_disabled() -> bool:
-    return jax.config.jax_disable_jit  # pyright: ignore[reportAttributeAccessIssue]
-
-
 def hide_frames(error: BaseException) -> None:
     """Removes this library's frames from a traceback.
 
@@ -235,26 +231,127 @@ def frames_hidden(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 # `nn` is left out: its frames show which layer of a model failed.
-_PRIVATE = tuple(
-    os.path.join(FOLDER, part)
-    for part in (
-        "_arrays.py",
-        "_call_path.py",
-        "_compat",
-        "_core",
-        "_io",
-        "_jit",
-        "_loops",
-        "_module",
-        "_runtime",
-        "_transforms",
-        "_tree",
-        "debug",
-    )
-)
+_PRIVATE = os.path.join(FOLDER, "_"), os.path.join(FOLDER, "debug")
 pass_over(_PRIVATE)
 
 
 def is_private(frame: types.FrameType) -> bool:
     """Whether a frame is internal to this library, and so of no use to a user."""
     return frame.f_code.co_filename.startswith(_PRIVATE)
+
+
+def global_name(value: Any) -> str:
+    # `jnp.ufunc`s such as `jnp.maximum` have no `__qualname__`.
+    return getattr(value, "__qualname__", None) or value.__name__
+
+
+def is_global(value: Any, same: Callable[..., bool] = operator.is_) -> bool:
+    """Whether a function or class can be found by its name in the module it is from."""
+    try:
+        module = sys.modules[value.__module__]
+        return same(operator.attrgetter(global_name(value))(module), value)
+    except (AttributeError, KeyError, TypeError):
+        return False
+
+
+class _InMain:
+    """A name of the script or notebook that is running.
+
+    To cloudpickle it looks like `function`, which it sends in place of this. `pickle` goes
+    by its class, and saves the name.
+    """
+
+    __slots__ = "function", "name"
+
+    def __init__(self, name: str, function: Any = None):
+        self.name = name
+        self.function = function
+
+    def find(self) -> Any:
+        return operator.attrgetter(self.name)(sys.modules["__main__"])
+
+    def __reduce__(self):
+        return _InMain, (self.name,)
+
+    @property
+    def __class__(self) -> type:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return types.FunctionType
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.function, name)
+
+
+def reduce_global(value: Any, make: Callable[..., Any], *args: Any) -> Any:
+    """What `value.__reduce__` returns if `value` has a global name: that name.
+
+    What another process cannot import, because it is of the script or notebook that runs,
+    cloudpickle and the like make by `make(*args)`; `pickle` looks it up in `__main__`.
+    """
+    name = value.__qualname__
+    if value.__module__ == "__main__":
+        return _in_main(name, lambda _=None: make(*args)), ()
+    return _imported, (value.__module__, name)
+
+
+def _in_main(name: str, make: Any) -> types.MethodType:
+    """A function for `__reduce__`, which `pickle` saves as the name, and others as `make`.
+
+    It is a method: `pickle` saves one as the attribute `find` of its instance, cloudpickle
+    and dill by its function. joblib does what `pickle` does, but sends `make` as the
+    instance.
+    """
+    make.__name__ = "find"
+    make.find = make
+    return types.MethodType(make, _InMain(name, make))
+
+
+def _imported(module: str, name: str) -> Any:
+    return operator.attrgetter(name)(importlib.import_module(module))
+
+
+def _reduce_jax_function(function: Any) -> Any:
+    """What pickles and copies a function that JAX wraps, or a `jnp.ufunc`: if possible,
+    its name.
+
+    JAX pickles what is wrapped, which is not found by its name: that is the wrapper's. So
+    `jax.nn.relu`, the activation of `nn.MLP`, would not be pickled, and `copy.deepcopy`
+    would make another function of it.
+    """
+    if is_global(function) and function.__module__ != "__main__":
+        return global_name(function)
+    return function.__reduce_ex__(2)
+
+
+for _kind in (type(jax.jit(is_global)), jax.custom_jvp, jax.custom_vjp, jnp.ufunc):
+    copyreg.pickle(_kind, _reduce_jax_function)
+
+
+_hooks: list[Callable[[], None]] = []
+
+
+def on_clear(hook: _F) -> _F:
+    """Decorator: `hook` is called by [`equinox_like.clear_caches`][]."""
+    _hooks.append(hook)
+    return hook
+
+
+def clear_caches() -> None:
+    """Empties the caches of the library.
+
+    A function that is wrapped again, by `filter_jit(f)` for example, then compiles
+    again. Existing wrappers keep what they have compiled; their `.clear_cache()` frees
+    that. JAX has caches of its own: call `jax.clear_caches()` afterwards to empty them
+    as well.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+
+        eqx.clear_caches()
+        jax.clear_caches()
+        ```
+    """
+    for hook in _hooks:
+        hook()

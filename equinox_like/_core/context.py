@@ -2,9 +2,9 @@
 
 JAX keeps the value of `jax.make_user_context` for each thread, and compares it with
 `==` when it looks up a compiled function. We store a `_Values` there, which maps contexts
-to an `_Entered`. Values that are strictly the same share one `_Entered`, and equal maps
-one `_Values`; both are compared by identity. So `1` and `True` do not share a trace, and
-a comparison costs no Python call.
+to what they were entered with. Maps of values that are strictly the same share one
+`_Values`, which is compared by identity. So `1` and `True` do not share a trace, and a
+comparison costs no Python call.
 
 `inference` and `training` are such a context. A layer whose own flag is `None` obeys it.
 """
@@ -20,24 +20,11 @@ import jax
 
 from .._module import Module
 from .._tree.nodes import describe_node
-from .._tree.strict import strict_key
-from .._tree.structure import Interned, InternTable
+from .._tree.strict import Interned, InternTable, strict_key
 
 _V = TypeVar("_V")
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-
-
-class _Entered(Interned):
-    """A value that a context was entered with."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any):
-        self.value = value
-
-    def __repr__(self) -> str:
-        return repr(self.value)
 
 
 class _Values(Interned):
@@ -45,14 +32,13 @@ class _Values(Interned):
 
     __slots__ = ("entered",)
 
-    def __init__(self, entered: dict["Context[Any]", _Entered]):
+    def __init__(self, entered: dict["Context[Any]", "Entering"]):
         self.entered = entered
 
     def __repr__(self) -> str:
-        return repr({context.name: x for context, x in self.entered.items()})
+        return repr({context.name: x.value for context, x in self.entered.items()})
 
 
-_entered: Final[InternTable[_Entered]] = InternTable()
 _values: Final[InternTable[_Values]] = InternTable()
 # One for all contexts, because JAX compiles everything again once there is a new one. Its
 # value is a `_Values`, or `None` if all contexts have their defaults.
@@ -128,9 +114,7 @@ class Context(Generic[_V]):
         last, or the `with` began in another thread.
         """
         key = self._key(value)
-        if key == self._default_key:
-            return Entering(self, None)
-        return Entering(self, _entered.find(key, lambda: _Entered(value)))
+        return Entering(self, value, None if key == self._default_key else key)
 
     def _key(self, value: Any) -> Any:
         try:
@@ -157,9 +141,11 @@ class Context(Generic[_V]):
 class Entering:
     """A [`equinox_like.Context`][] with a value to set: for `with`, or as decorator."""
 
-    def __init__(self, context: Context[Any], entered: _Entered | None):
+    def __init__(self, context: Context[Any], value: Any, key: Any):
+        """`key` is the `strict_key` of the value, `None` for the default."""
         self._context = context
-        self._entered = entered
+        self.value = value
+        self.key = key
 
     def __enter__(self) -> None:
         # A new JAX context manager each time. One that is entered twice loses the value
@@ -225,13 +211,13 @@ _thread: Final = _Thread()
 def _with(values: _Values | None, entering: Entering) -> _Values | None:
     """The values after `entering`."""
     entered = {} if values is None else dict(values.entered)
-    if entering._entered is None:
-        entered.pop(entering._context, None)
-    else:
-        entered[entering._context] = entering._entered
+    entered.pop(entering._context, None)
+    if entering.key is not None:
+        entered[entering._context] = entering
     if not entered:
         return None
-    return _values.find(frozenset(entered.items()), lambda: _Values(entered))
+    key = frozenset((context, x.key) for context, x in entered.items())
+    return _values.find(key, lambda: _Values(entered))
 
 
 def values_here() -> dict[Context[Any], Any]:

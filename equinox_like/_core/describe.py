@@ -1,4 +1,4 @@
-"""Describes a tree without its arrays by texts, to be compared in another process.
+"""Describes the structure and static leaves of a tree by texts, for another process.
 
 A treedef holds classes, and a static leaf may be any object, so neither can be written
 to a file. A table has a text instead for the path of each node, leaf and static field.
@@ -18,15 +18,15 @@ import numpy as np
 from .._module.module import Module
 from .._tree.filters import is_array_or_struct
 from .._tree.nodes import children_of, path_str, with_article
-from .._tree.splitting import STATIC, Skeleton
+from .._tree.partitioning import STATIC, Skeleton
 from .._tree.strict import (
     compared_names,
     has_generated_equality,
     is_compared_as_tree,
     strictly_same,
 )
+from .base import global_name, is_global
 from .difference import Leaf, static_fields, tree_of
-from .pickling import global_name, is_global
 
 Table = dict[str, Any]
 
@@ -142,8 +142,7 @@ def _text(value: Any) -> str:
     if kind in _PLAIN:
         return repr(value)
     if kind in (tuple, list, slice, range):
-        parts = _bounds(value) if kind in (slice, range) else value
-        return f"{kind.__name__}({', '.join(map(_text, parts))})"
+        return f"{kind.__name__}({', '.join(map(_text, _parts(value)))})"
     if kind in (set, frozenset):
         return f"{kind.__name__}({', '.join(sorted(map(_text, value)))})"
     if kind is dict:  # the order does not count
@@ -164,8 +163,10 @@ def _text(value: Any) -> str:
     raise NoText(value)
 
 
-def _bounds(value: Any) -> tuple[Any, ...]:
-    return value.start, value.stop, value.step
+def _parts(value: Any) -> Any:
+    if type(value) in (slice, range):
+        return value.start, value.stop, value.step
+    return value
 
 
 def _name(value: Any) -> str:
@@ -208,10 +209,9 @@ def encode(path: str, tree: Any) -> list[Any]:
             name,
             [[encode(path, k), encode(f"{path}[{k!r}]", v)] for k, v in pairs],
         ]
-    if kind is _MAKE.get(name):
-        return [name, [encode(f"{path}[{i}]", x) for i, x in enumerate(tree)]]
-    if kind in (slice, range):
-        return [name, [encode(path, x) for x in _bounds(tree)]]
+    if kind in (list, tuple, frozenset, slice, range):
+        parts = enumerate(_parts(tree))
+        return [name, [encode(f"{path}[{i}]", x) for i, x in parts]]
     if kind not in _PLAIN:
         raise ValueError(
             f"`{path}` is {describe(path, tree)[path]}, which an exported function does "

@@ -1,4 +1,4 @@
-"""Finds how two calls of one function differ outside their data, with the path of each.
+"""Finds how the structures and static leaves of two calls differ, with paths.
 
 JAX compares the data leaves, and names the one that differs. This file compares static
 leaves and the tree structure, when a compiled function is called with other arguments
@@ -24,7 +24,7 @@ from .._tree.nodes import (
     path_str,
     with_article,
 )
-from .._tree.splitting import STATIC, Skeleton
+from .._tree.partitioning import STATIC, Skeleton
 from .._tree.strict import strict_treedef, strictly_same
 
 ARGUMENTS: Final = "argument count"
@@ -157,14 +157,13 @@ def _walk(path: str, old: Any, new: Any) -> Iterator[Difference]:
     if type(old) is not type(new):
         yield Difference(path, STRUCTURE, *describe_both(old, new, _described))
         return
-    steps, children, was = _children(old)
-    other_steps, others, now = _children(new)
-    if steps != other_steps:
+    (children, was), (others, now) = children_of(old), children_of(new)
+    if [step for step, _ in children] != [step for step, _ in others]:
         texts = describe_both(old, new, _described)
         yield Difference(path, STRUCTURE, *texts, limit=MANY)
         return
     found = list(_in_static_fields(path, old, new))
-    for step, child, other in zip(steps, children, others, strict=True):
+    for (step, child), (_, other) in zip(children, others, strict=True):
         found += _walk(path_str(step, path), child, other)
     yield from found
     if not found and strict_treedef(was) != strict_treedef(now):
@@ -201,14 +200,14 @@ def _limit(old: Any, new: Any) -> int:
     if isinstance(new, _SIMPLE):
         return FEW
     if callable(new) and not dataclasses.is_dataclass(new):
-        return FEW if _code_of(old) is _code_of(new) else 0
+        return FEW if _code_or_itself(old) is _code_or_itself(new) else 0
     return MANY
 
 
 _SIMPLE: Final = int | float | complex | str | bytes | tuple | list | dict | set
 
 
-def _code_of(fun: Any) -> Any:
+def _code_or_itself(fun: Any) -> Any:
     while isinstance(fun, functools.partial):
         fun = fun.func
     return getattr(inspect.unwrap(fun), "__code__", fun)
@@ -226,7 +225,8 @@ def _fix(old: Any, new: Any, is_field: bool) -> str:
     if isinstance(new, str):
         fixes.append("It is a string and so static: keep it fixed, or pass a number.")
     if callable(new) and (
-        _code_of(old) is _code_of(new) or _shown_name(old) == _shown_name(new)
+        _code_or_itself(old) is _code_or_itself(new)
+        or _shown_name(old) == _shown_name(new)
     ):
         fixes.append(_fix_of_function(new))
     return " ".join(fixes)
@@ -246,11 +246,6 @@ def _fix_of_function(fun: Any) -> str:
 def _shown_name(fun: Any) -> str:
     # A `functools.partial` has no name, but shows its parts.
     return getattr(fun, "__qualname__", None) or repr(fun)
-
-
-def _children(tree: Any) -> tuple[list[Any], list[Any], Any]:
-    pairs, structure = children_of(tree)
-    return [step for step, _ in pairs], [child for _, child in pairs], structure
 
 
 def static_fields(module: Module) -> dict[str, Any]:

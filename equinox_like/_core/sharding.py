@@ -1,4 +1,4 @@
-"""Validates the sharding that a user asks for one array, and applies it; platforms.
+"""Validates the sharding that a user asks for one array, and applies it.
 
 Errors name the option that gave the sharding, and the array.
 """

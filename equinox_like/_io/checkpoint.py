@@ -21,9 +21,19 @@ from .._tree.require import check_not_callable, check_not_class
 from .._typing import FilePath, Readable, Writable
 from .faults import OTHER_SUM, Faults, Wanted, error_at, is_unicode, renamer
 from .files import is_file, is_path, replacing, with_suffix, write_all
-from .format import METADATA, RESERVED, File, Named, alignment, header
+from .format import (
+    METADATA,
+    RESERVED,
+    File,
+    Named,
+    alignment,
+    encode_tensor,
+    header,
+    is_loadable,
+    is_savable,
+    what_is_wrong,
+)
 from .placement import HOMELESS, is_homeless, local_ranges, put_like, shardings_for
-from .tensors import encode_tensor, is_loadable, is_savable, what_is_wrong
 
 _Tree = TypeVar("_Tree")
 

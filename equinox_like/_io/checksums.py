@@ -1,4 +1,4 @@
-"""The checksums of data: of bytes in a file, and of an array however it is sharded.
+"""The checksums of bytes in a file, and of an array however it is sharded.
 
 The first has the CRC-32 of each piece of 1 MiB, so that several threads can compute it, and
 a part of the data can be checked without the rest. The second is the sum, over all

@@ -1,4 +1,4 @@
-"""Under which name a leaf is stored, and where a template differs from what is stored.
+"""Under which name a leaf is stored, and how a template differs from what is stored.
 
 All formats describe what they hold as a table from names to leaves. `Faults` compares it
 with a template, and raises one error that lists everything that prevents loading.

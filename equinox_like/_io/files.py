@@ -1,4 +1,4 @@
-"""Opening, replacing and mapping files; reading and writing all that was asked.
+"""Opens, replaces and maps files; reads and writes all the bytes that were asked for.
 
 A file is replaced atomically. Unbuffered files, pipes and sockets take or return less than
 was asked: what they return says how much it was."""

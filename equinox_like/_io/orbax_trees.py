@@ -20,19 +20,14 @@ import tensorstore  # comes with Orbax
 from .._compat.arrays import putter, weakly_typed
 from .._compat.tracing import Tracer
 from .._errors import LeafError
-from .._tree.arrays import (
-    describe_array,
-    is_deleted,
-    is_typed_key,
-    is_weak,
-    with_key,
-)
+from .._tree.arrays import describe_array, is_deleted, is_typed_key, is_weak, with_key
 from .._tree.cycles import check_no_cycle
 from .._tree.filters import is_array, is_array_or_struct
-from .._tree.glob import matches_above, near_paths
 from .._tree.nodes import listed, plain_path
+from .._tree.paths import matches_above, near_paths
 from .checksums import content_sums
 from .faults import OTHER_SUM, Faults, Wanted, by_container, is_unicode
+from .format import as_numpy_or_number, is_savable, number_type
 from .placement import (
     HOMELESS,
     WIDE,
@@ -43,7 +38,6 @@ from .placement import (
     not_in_jax,
     shardings_for,
 )
-from .tensors import as_numpy_or_number, is_savable, number_type
 
 # The key of our entry in Orbax's custom metadata, and the version of its format.
 _OWN: Final = "equinox_like"

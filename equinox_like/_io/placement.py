@@ -1,4 +1,4 @@
-"""Arrays that were read become JAX's: of a dtype that JAX has now, and on their devices.
+"""Makes JAX arrays of those that were read, with their dtypes and on their devices.
 
 Without `jax_enable_x64` JAX has no arrays of 64 bits, and converts those of NumPy. So a
 template from `filter_eval_shape` has 32 bits where the saved model has an array of NumPy

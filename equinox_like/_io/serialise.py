@@ -1,4 +1,4 @@
-"""Saves the leaves of a tree to a file, and loads them into a tree like it.
+"""`tree_serialise_leaves` and `tree_deserialise_leaves`: the leaves of a tree in a file.
 
 A file has the `.npy` records of the leaves (`records.py`), one after the other in JAX's
 order. If the library itself opens the file, a last record names the leaves. The file is
@@ -23,11 +23,12 @@ from .._tree.require import check_not_class
 from .._typing import FilePath, Readable, Writable
 from .faults import OTHER_SUM, Path, by_container, error_at, hint_of_names, other_prefix
 from .files import content_of, is_file, opened, replacing, whole, with_suffix
-from .npy import bytes_remaining
+from .format import is_loadable
 from .placement import HOMELESS, is_homeless, is_spread
 from .records import (
     FileIndex,
     RecordMismatch,
+    bytes_remaining,
     check_alike,
     default_deserialise_filter_spec,
     default_serialise_filter_spec,
@@ -36,7 +37,6 @@ from .records import (
     read_index,
     read_leaf,
 )
-from .tensors import is_loadable
 
 _Tree = TypeVar("_Tree")
 

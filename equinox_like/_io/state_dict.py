@@ -23,8 +23,8 @@ from .._tree.nodes import describe_node, path_str
 from .._tree.require import check_not_class
 from .faults import Faults, Path, Wanted, other_prefix, renamer
 from .files import is_path
+from .format import NUMBERS, as_numpy_or_number, is_loadable, number_type
 from .placement import put_like, shardings_for
-from .tensors import NUMBERS, as_numpy_or_number, is_loadable, number_type
 
 _Tree = TypeVar("_Tree")
 
@@ -153,7 +153,7 @@ def load_state_dict(
     def problem_of(leaf: Wanted) -> str | None:
         try:
             axis = axes.get(leaf.own, 0)
-            new[leaf.own] = _checked(mapping[leaf.name], leaf.like, axis)
+            new[leaf.own] = _as_fitting_array(mapping[leaf.name], leaf.like, axis)
         except _Unfit as unfit:
             return faults.mismatch(*unfit.args)
 
@@ -166,7 +166,7 @@ def load_state_dict(
     for entry in entries:
         if any(row.name in new for row in rows[entry.path]):
             new[entry.name] = _stacked(entry, rows[entry.path], new)
-    found = {e.path: _like(new[e.name], e.leaf) for e in entries if e.name in new}
+    found = {e.path: _copy_like(new[e.name], e.leaf) for e in entries if e.name in new}
     items, treedef = jtu.tree_flatten_with_path(tree)
     leaves = [found.get(path, leaf) for path, leaf in items]
     where = shardings_for(tree, None)
@@ -263,7 +263,7 @@ class _Unfit(Exception):
     """A value does not fit. Its arguments describe the value, and what is wanted."""
 
 
-def _checked(value: Any, like: Any, axes: int) -> Any:
+def _as_fitting_array(value: Any, like: Any, axes: int) -> Any:
     """`value` as an array, of the type of `like` without its first `axes`."""
     array = _as_array(value)
     found = describe_array(array)
@@ -280,7 +280,7 @@ def _checked(value: Any, like: Any, axes: int) -> Any:
     return array
 
 
-def _like(array: Any, like: Any) -> Any:
+def _copy_like(array: Any, like: Any) -> Any:
     """A copy of an array, as a leaf of the kind of `like`."""
     if is_typed_key(like):
         if not isinstance(array, jax.Array):

@@ -5,8 +5,8 @@ array. The bytes also hold a description of the call (`describe.py`): static lea
 baked into the program, so a call must pass equal ones. Loading the bytes never imports,
 unpickles or executes anything in them.
 
-They are a magic number, the size and the checksum of a header, the header in JSON, and
-the program of `jax.export`, whose checksum the header has.
+They are a magic number, a checksum of the rest, the size of a header, the header in JSON,
+and the program of `jax.export`.
 """
 
 import inspect
@@ -21,26 +21,19 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._annotations import signature_of
-from .._compat.messages import exported_cudnn_calls, is_callback_error
+from .._compat.errors import exported_cudnn_calls, is_callback_error
 from .._core.base import frames_hidden, name_of, require_callable
-from .._core.describe import (
-    Table,
-    decode,
-    describe,
-    encode,
-    first_difference,
-    stored,
-)
+from .._core.describe import Table, decode, describe, encode, first_difference, stored
 from .._core.difference import Leaf, trees
 from .._core.flat_call import Template, take_apart
 from .._tree.arrays import struct_of
 from .._tree.filters import is_array, is_array_or_struct
 from .._tree.nodes import describe_node
 from .._tree.partitioning import map_arrays
-from .donation import raise_clearer
+from .checks import raise_clearer
 from .jit import Jitted, filter_jit
-from .layout import Layout, LayoutTable, chained
-from .stages import as_platforms
+from .layout import CallLayout, LayoutTable, Leaves, chained, data_names
+from .stages import as_platforms, python_is_called
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -100,7 +93,8 @@ def filter_export(
     require_callable(fun, "filter_export")
     platforms = as_platforms(platforms, "platforms")
     jitted: Any = fun if isinstance(fun, Jitted) else filter_jit(fun)
-    jitted = jitted._with_donation("none")  # a loaded program donates no buffers
+    # A loaded program donates no buffers.
+    jitted = Jitted(jitted._held_, "none", jitted._program.jitkwargs)
 
     @frames_hidden
     def export(*args: Any, **kwargs: Any) -> Any:
@@ -163,7 +157,9 @@ def deserialize_export(
     header, program = read(bytes(data))
     try:
         exported = jax.export.deserialize(bytearray(program))
-        call = _Call(**{field: header[field] for field in _Call._fields})
+        call = _ExportedCall(
+            **{field: header[field] for field in _ExportedCall._fields}
+        )
         out = decode(call.code) if like is None and type(call.code) is list else like
         loaded = Exported(exported, call, _without_data(out))
     except (AttributeError, KeyError, TypeError, IndexError) as e:
@@ -177,7 +173,7 @@ def deserialize_export(
     return loaded
 
 
-class _Call(NamedTuple):
+class _ExportedCall(NamedTuple):
     """A description of the exported call, without objects of the exporting process."""
 
     name: str
@@ -194,16 +190,14 @@ class Exported(Generic[_P, _T]):
     `exported` is JAX's own object, a function of a dictionary of arrays.
     """
 
-    def __init__(self, exported: Any, call: _Call, output: Template):
+    def __init__(self, exported: Any, call: _ExportedCall, output: Template):
         """`output` is that of the function, without its arrays."""
         self.exported = exported
         self._call = call
         self._output = output
         self._run = jax.jit(exported.call)
-        self._layouts = LayoutTable(
-            _signature_of(call.parameters), call.name, lambda *_: False
-        )
-        self._fitting: tuple[Layout | None, Any] = None, None
+        self._layouts = LayoutTable(_signature_of(call.parameters), call.name)
+        self._fitting: tuple[CallLayout | None, Any] = None, None
 
     @frames_hidden
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -259,7 +253,7 @@ class Exported(Generic[_P, _T]):
     def __repr__(self) -> str:
         return f"<{self._call.name}, exported for {', '.join(self.platforms)}>"
 
-    def _require_fit(self, layout: Layout, leaves: list[Any]) -> None:
+    def _require_fit(self, layout: CallLayout, leaves: Leaves) -> None:
         """Raises unless the structure and static leaves are those exported for."""
         given = _describe_arguments(layout, leaves)
         found = first_difference(self._call.arguments, given)
@@ -275,16 +269,18 @@ class Exported(Generic[_P, _T]):
 
 
 def _export(jitted, args, kwargs, platforms, disabled_checks) -> Exported:
-    specialization, layout, leaves = jitted._prepare(args, kwargs)
+    prepared = jitted._program.prepare((jitted._tree, args, kwargs))
+    specialization, layout, leaves = prepared
     groups = layout.groups(leaves)
     data, count = chained(groups), layout.number_of_own_data
-    own, given, names = data[:count], data[count:], layout.data_names[count:]
+    own, given = data[:count], data[count:]
+    names = data_names(layout.arguments, layout)[count:]
     returned = []
 
     def traced(arrays):
         values = iter([*own, *(arrays[name] for name in names)])
         parts = [tuple(next(values) for _ in group) for group in groups]
-        out = specialization.outputs.tree(specialization.function(*parts))
+        out = specialization.output(specialization.function(*parts))
         out = jtu.tree_map(_number_of, out)
         returned.append(map_arrays(struct_of, out))
         return [x for x in jtu.tree_leaves(out) if is_array(x)]
@@ -294,7 +290,7 @@ def _export(jitted, args, kwargs, platforms, disabled_checks) -> Exported:
         exported = jax.export.export(
             jax.jit(traced), platforms=platforms, disabled_checks=disabled_checks
         )(dict(zip(names, given, strict=True)))
-    except (NotImplementedError, ValueError) as e:
+    except Exception as e:
         if calls := exported_cudnn_calls(e):
             raise ValueError(
                 f"`filter_export`: the attention of `{traced.__name__}` calls cuDNN, and "
@@ -304,19 +300,17 @@ def _export(jitted, args, kwargs, platforms, disabled_checks) -> Exported:
                 f"name in {calls}]`."
             ) from e
         if not is_callback_error(e):
-            raise
-        raise NotImplementedError(
-            f"`filter_export`: `{traced.__name__}` calls Python while it runs, by a check "
-            "such as `error_if` or by a callback, and another process does not have that "
-            "function. Leave it out; or let the check set NaNs instead, with "
-            '`on_error="nan"` or the environment variable `EQX_ON_ERROR=nan`.'
+            specialization.fail(e, layout, leaves)
+        raise python_is_called(
+            f"`filter_export`: `{traced.__name__}`",
+            "Another process does not have that function",
         ) from e
     out = returned[-1]
     try:
         code = encode("out", out)
     except ValueError as e:
         code = str(e)
-    call = _Call(
+    call = _ExportedCall(
         name_of(jitted.__wrapped__),
         _parameters_of(signature_of(jitted.__wrapped__)),
         names,
@@ -346,7 +340,7 @@ def _without_data(out: Any) -> Template:
     return rest
 
 
-def _describe_arguments(layout: Layout, leaves: list[Any]) -> Table:
+def _describe_arguments(layout: CallLayout, leaves: Leaves) -> Table:
     _, *arguments = trees(layout.arguments, layout.skeleton(leaves))
     table: Table = {}
     for name, tree in arguments:
@@ -376,34 +370,26 @@ def _signature_of(parameters: Any) -> inspect.Signature:
     )
 
 
-_MAGIC: Final = b"\x93EXPORT\x01"
-_SIZE: Final = 8
+_MAGIC: Final = b"\x93EXPORT\x02"
 NOT_OURS: Final = "These bytes are not an exported function, or are truncated"
 
 
 def write(header: dict[str, Any], program: bytes) -> bytes:
-    header = header | {"length": len(program), "checksum": zlib.crc32(program)}
     text = json.dumps(header).encode()
-    size = len(text).to_bytes(_SIZE, "little")
-    check = zlib.crc32(text).to_bytes(4, "little")
-    return _MAGIC + size + check + text + program
+    content = len(text).to_bytes(8, "little") + text + program
+    return _MAGIC + zlib.crc32(content).to_bytes(4, "little") + content
 
 
 def read(data: bytes) -> tuple[dict[str, Any], bytes]:
     """The header and the program; raises if the bytes are truncated or corrupted."""
-    start = len(_MAGIC) + _SIZE + 4
-    size = int.from_bytes(data[len(_MAGIC) : start - 4], "little")
-    text, program = data[start : start + size], data[start + size :]
-    if not data.startswith(_MAGIC) or len(text) != size:
+    start = len(_MAGIC) + 4
+    checksum, content = data[len(_MAGIC) : start], data[start:]
+    if not data.startswith(_MAGIC):
         raise ValueError(f"{NOT_OURS}.")
-    if zlib.crc32(text) != int.from_bytes(data[start - 4 : start], "little"):
-        raise ValueError(f"{NOT_OURS}: the checksum of the header does not match.")
+    if zlib.crc32(content) != int.from_bytes(checksum, "little"):
+        raise ValueError(f"{NOT_OURS}: the checksum does not match.")
+    end = 8 + int.from_bytes(content[:8], "little")
     try:
-        header = json.loads(text)
+        return json.loads(content[8:end]), content[end:]
     except (ValueError, RecursionError) as e:
         raise ValueError(f"{NOT_OURS}: {e}") from e
-    if not isinstance(header, dict) or len(program) != header.get("length"):
-        raise ValueError(f"{NOT_OURS}: the length of the program does not match.")
-    if zlib.crc32(program) != header.get("checksum"):
-        raise ValueError(f"{NOT_OURS}: the checksum of the program does not match.")
-    return header, program

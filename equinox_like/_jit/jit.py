@@ -25,19 +25,15 @@ from .._module.fields import field
 from .._module.instance import show_function
 from .._module.wrappers import Partial
 from .._tree.arrays import is_concrete
-from .._tree.cycles import check_no_cycles, name_cycle
-from .._tree.filters import is_array_or_struct
+from .._tree.cycles import name_cycle
 from .._tree.require import check_options
 from .._typing import NOT_GIVEN, JitOptions
-from .checks import holds_check, raise_explained
-from .donating import DonatingSpecialization
+from .checks import holds_check
 from .donation import Donate, Donation, check_mode
-from .layout import Layout, with_methods
 from .program import Program, Settings, is_opaque, owner_of_programs, program_of
 from .report import DonationReport, report_on
 from .retrace import Retrace, explain, trace_to_be
 from .shardings import OPTIONS, Shardings
-from .specialization import Specialization
 from .stages import AheadOfTime, Lowered, Traced, platform_of_call
 
 _P = ParamSpec("_P")
@@ -207,13 +203,14 @@ class Jitted(Transformed[_P, _T]):
 
         Arguments are as for a call; a `jax.ShapeDtypeStruct` may stand for an array.
         """
-        specialization, layout, leaves = self._prepare(args, kwargs)
+        call = self._program.prepare((self._tree, args, kwargs))
         # Not the leaves themselves: a stage may live long and would keep their memory.
-        named = layout.named_leaves(list(map(_struct_of, leaves)))
-        traced = self._stage("trace", specialization, layout, leaves)
-        waits = holds_check(traced.jaxpr)
-        platform = platform_of_call(leaves)
-        stage = AheadOfTime(self, specialization, layout, named, platform, waits)
+        named = call.layout.named_leaves(list(map(_struct_of, call.leaves)))
+        traced = call.stage("trace")
+        waits, platform = holds_check(traced.jaxpr), platform_of_call(call.leaves)
+        stage = AheadOfTime(
+            self, call.specialization, call.layout, named, platform, waits
+        )
         return Traced(traced, stage)
 
     @frames_hidden
@@ -230,9 +227,8 @@ class Jitted(Transformed[_P, _T]):
 
         Nothing is compiled or run. A `jax.ShapeDtypeStruct` may stand for an array.
         """
-        specialization, layout, leaves = self._prepare(args, kwargs)
-        out = self._stage("eval_shape", specialization, layout, leaves)
-        return specialization.outputs.fill(out)
+        call = self._program.prepare((self._tree, args, kwargs))
+        return call.specialization.fill(call.stage("eval_shape"))
 
     @frames_hidden
     def explain(self, /, *args: Any, **kwargs: Any) -> Retrace | None:
@@ -247,7 +243,7 @@ class Jitted(Transformed[_P, _T]):
         program = self._program
         if program.donation.is_any and not at_top_level():
             program = program.without_donation
-        trace = trace_to_be(*self._layout(args, kwargs, program))
+        trace = trace_to_be(*program.layout_of((self._tree, args, kwargs)))
         before = program.traces()
         if any(old.serves(trace) for old in before):
             return None
@@ -272,54 +268,16 @@ class Jitted(Transformed[_P, _T]):
         if self._program.donation.is_any:
             self._program.without_donation.clear(structure)
 
-    def _layout(
-        self, args: Any, kwargs: Any, program: Program
-    ) -> tuple[Layout, list[Any]]:
-        """The layout and leaves of a call that may hold a `jax.ShapeDtypeStruct`."""
-        check_no_cycles(self.__wrapped__, args, kwargs)
-        call = with_methods((self._tree, args, kwargs))
-        layout = program.layouts.make(call, is_data=is_array_or_struct)
-        return layout, jtu.tree_leaves(call)
-
-    def _prepare(
-        self, args: Any, kwargs: Any
-    ) -> tuple[Specialization, Layout, list[Any]]:
-        program = self._program
-        layout, leaves = self._layout(args, kwargs, program)
-        call = self._tree, args, kwargs
-        return program.find(layout, leaves, call), layout, leaves
-
-    def _stage(
-        self,
-        name: str,
-        specialization: Specialization,
-        layout: Layout,
-        leaves: list[Any],
-    ) -> Any:
-        if isinstance(specialization, DonatingSpecialization):
-            specialization.inspects_every_call = True
-        try:
-            return specialization.stage(name, layout, leaves)
-        except Exception as e:
-            raise_explained(e, layout, leaves)
-        finally:
-            specialization.new_traces.clear()  # a stage for each shape is no accident
-
     def _shown_around_(self) -> tuple[str, str]:
         start, end = super()._shown_around_()
         return start, f", donate={self._program.donate!r}{end}"
-
-    def __reduce__(self):
-        return self._made_by_()
 
     def _made_by_(self) -> tuple[Any, tuple[Any, ...]]:
         # Not `__wrapped__`, which for `filter_pmap` is the function before that.
         program = self._program
         return type(self), (self._held_, program.donate, program.jitkwargs)
 
-    def _with_donation(self, donate: Donate) -> "Jitted[_P, _T]":
-        """An equal function, but with this `donate`."""
-        return Jitted(self._held_, donate, self._program.jitkwargs)
+    __reduce__ = _made_by_
 
 
 def _struct_of(x: Any) -> Any:

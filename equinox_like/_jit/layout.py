@@ -9,13 +9,14 @@ is made once (`LayoutTable`), and calls look it up. The static leaves of a call 
 select the compiled function, which the layout caches.
 """
 
+import dataclasses
 import functools
 import inspect
 import itertools
 import operator
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, NamedTuple, NoReturn, TypeVar
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
 import jax.tree_util as jtu
 
@@ -26,12 +27,30 @@ from .._module.module import Module, as_pytree
 from .._tree.cached import forget_other_classes
 from .._tree.filters import is_array
 from .._tree.nodes import flatten_with_nodes
-from .._tree.registry import registry
-from .._tree.splitting import STATIC, Skeleton, leaf_names, make_skeleton
+from .._tree.partitioning import STATIC, Skeleton, leaf_names, make_skeleton
+from .._tree.registry import StaticLeaf, registry
 from .._tree.strict import strict_key
-from .._tree.structure import StaticLeaf
 
+# The callable if it is a pytree, the positional and the keyword arguments.
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
+# The leaves of a call, in the order that its layout expects.
+Leaves = list[Any]
+
+
+class NamedLeaf(NamedTuple):
+    """A data leaf of a call, with an expression such as `model.weight`."""
+
+    name: str
+    value: Any
+    is_donated: bool
+
+
+@dataclasses.dataclass(eq=False)
+class _Passed:
+    """What is passed in one place, and the indices of its leaves in the call."""
+
+    value: Any
+    span: range
 
 
 class _Argument(NamedTuple):
@@ -45,109 +64,104 @@ def bind(
     name: str,
     call: Call,
     treedef: Any,
-    donates: Callable[[str, bool], bool],
+    donates: Callable[[str, bool], bool] | None,
 ) -> tuple[list[_Argument], Call]:
     """The arguments of a call in canonical order, and the call rebuilt from them."""
     tree, args, kwargs = call
-    tree_def, args_def, kwargs_def = treedef.children()
-    sizes = [
-        d.num_leaves for d in (tree_def, *args_def.children(), *kwargs_def.children())
-    ]
-    ends = list(itertools.accumulate(sizes))
-    spans = [range(end - n, end) for end, n in zip(ends, sizes, strict=True)]
-    # Bind the indices of the arguments' spans in place of the arguments.
-    by_key = dict(zip(sorted(kwargs), range(len(args) + 1, len(spans)), strict=True))
+    of_tree, of_args, of_kwargs = treedef.children()
+    parts = of_tree, *of_args.children(), *of_kwargs.children()
+    ends = itertools.accumulate(part.num_leaves for part in parts)
+    spans = [range(end - x.num_leaves, end) for x, end in zip(parts, ends, strict=True)]
+    values = tree, *args, *(kwargs[key] for key in sorted(kwargs))
+    own, *passed = map(_Passed, values, spans)
+    by_key = dict(zip(sorted(kwargs), passed[len(args) :], strict=True))
     try:
-        bound = signature.bind(*range(1, len(args) + 1), **by_key)
+        bound = signature.bind(*passed[: len(args)], **by_key)
     except TypeError as e:
         raise TypeError(f"{name}: {e}") from None
-    values = {position: kwargs[key] for key, position in by_key.items()}
-    values |= dict(enumerate(args, start=1))
 
-    # Of the first parameter. Of `*args`, only the first one counts.
-    first = bound.arguments.get(next(iter(signature.parameters), ""))
-    firsts = first.values() if isinstance(first, dict) else [first]
-    if isinstance(first, tuple):
-        firsts = first[:1]
-    names = argument_names(bound) | {0: (name, None)}
-    by_name = [bound.kwargs[k] for k in sorted(bound.kwargs)]
-    each = []
-    for position in [0, *bound.args, *by_name]:
-        shown, parameter = names[position]
-        is_donated = parameter is not None and donates(parameter, position in firsts)
-        each.append(_Argument(shown, spans[position], is_donated))
-    canonical = (
-        tree,
-        tuple([values[i] for i in bound.args]),
-        {k: values[i] for k, i in bound.kwargs.items()},
-    )
-    return each, canonical
+    names = argument_names(bound)
+    firsts = () if donates is None else _firsts(bound)
+    arguments = [_Argument(name, own.span, is_donated=False)]
+    for x in [*bound.args, *(bound.kwargs[key] for key in sorted(bound.kwargs))]:
+        shown, parameter = names[x]
+        is_donated = donates is not None and donates(parameter, x in firsts)
+        arguments.append(_Argument(shown, x.span, is_donated))
+    positional = tuple([x.value for x in bound.args])
+    return arguments, (tree, positional, {k: x.value for k, x in bound.kwargs.items()})
+
+
+def _firsts(bound: inspect.BoundArguments) -> Collection[Any]:
+    """What is given for the first parameter. Of `*args`, only the first one counts."""
+    first = bound.arguments.get(next(iter(bound.signature.parameters), ""))
+    if isinstance(first, dict):
+        return first.values()
+    return first[:1] if isinstance(first, tuple) else [first]
 
 
 _T = TypeVar("_T")
-_Pair = TypeVar("_Pair", bound=tuple[Any, ...])
 
 DONATE: Final = "donate"
 KEEP: Final = "keep"
 
 
-class Layout:
+@dataclasses.dataclass(slots=True)
+class _Leaf:
+    """Where one leaf goes."""
+
+    label: Any  # its group, or `STATIC`
+    # Its index among the leaves of our registry. Or `None`, if it is a static leaf that is
+    # a part of the structure there, which is kept here.
+    place: int | None
+    fixed: Any
+    argument: int
+
+
+class CallLayout:
     """How the leaves of `(callable, args, kwargs)` go to the groups of a skeleton."""
 
-    def __init__(
-        self,
-        treedef: Any,
-        labels: Sequence[Any],
-        places: Sequence[Any],
-        embedded: Sequence[Any],
-        arguments: Arguments,
-    ):
-        """**Arguments:**
-
-        - `treedef`: JAX's treedef of the call in canonical form.
-        - `labels`: for each of its leaves, in order, its group or `STATIC`.
-        - `places`: for each leaf, its index among the leaves of our registry; `None`
-            for a static leaf that is part of the structure there.
-        - `embedded`: the static leaves whose place is `None`, and anything elsewhere.
-        - `arguments`: the name and the number of leaves of each argument.
-        """
+    def __init__(self, treedef: Any, leaves: Sequence[_Leaf], arguments: Arguments):
+        """`treedef` is JAX's treedef of the call in canonical form, and `leaves` are in
+        its order. `arguments` are the name and the number of leaves of each argument."""
         self.treedef = treedef
-        self.labels = tuple(labels)
         self.arguments = arguments
-        self.donates = DONATE in self.labels
-        self._places = places
-        self._embedded = embedded
-        self._count = len(places) - list(places).count(None)
-        placed = list(zip(labels, places, strict=True))
-        runs = [[i for _, i in run] for _, run in groups_of(placed)]
-        # Whether all leaves, in the order they come, form the only group.
-        self.is_whole = [list(range(self._count))] == runs
+        self._leaves = leaves
+        self.labels = tuple([leaf.label for leaf in leaves])
+        self._data = data = [leaf for leaf in leaves if leaf.label is not STATIC]
+        runs: Any = groups_of(self.labels, [leaf.place for leaf in leaves])
         self._takes = [_getter(run) for run in runs]
-        self.take_donated = _getter([i for label, i in placed if label == DONATE])
-        self.take_kept = _getter([i for label, i in placed if label == KEEP])
-        # The indices, among the leaves of a call, of the data and of the static leaves.
-        self.data_places = [i for label, i in placed if label is not STATIC]
-        self._are_donated = [label == DONATE for label in labels if label is not STATIC]
+        # The indices of the data among the leaves of a call.
+        self.data_places: list[int] = chained(runs)
+        self.take_data = _getter(self.data_places)
+        donated: Any = [leaf for leaf in data if leaf.label == DONATE]
+        kept: Any = [leaf for leaf in data if leaf.label == KEEP]
+        self.donates = bool(donated)
+        self.take_donated = _getter([leaf.place for leaf in donated])
+        self.take_kept = _getter([leaf.place for leaf in kept])
         self._static_places = [
-            i for label, i in placed if label is STATIC and i is not None
+            leaf.place
+            for leaf in leaves
+            if leaf.label is STATIC and leaf.place is not None
         ]
         self._take_statics = _getter(self._static_places)
+        # Whether all leaves, in the order they come, form the only group.
+        self.is_whole = not self._static_places and runs == [list(range(len(data)))]
         # The compiled function if there are no static leaves; else those by static key.
         self.only: Any = None
         self._known: dict[Any, Any] = {}
 
-    def groups(self, leaves: list[Any]) -> list[Any]:
+    def groups(self, leaves: Leaves) -> list[Any]:
         """The arguments of the compiled function: one sequence of arrays per group."""
         return [tuple(take(leaves)) for take in self._takes]
 
-    def find(self, leaves: list[Any]) -> Any:
+    def find(self, leaves: Leaves) -> Any:
         """The compiled function for the static leaves among these, if there is one."""
         try:
             return self._known.get(self.static_key(leaves))
         except TypeError:
             return None  # a static leaf is unhashable, which `skeleton` reports
 
-    def remember(self, leaves: list[Any], specialization: Any) -> None:
+    def remember(self, leaves: Leaves, specialization: Any) -> None:
         """Caches the compiled function for the static leaves among `leaves`."""
         if self._static_places:
             add_bounded(self._known, self.static_key(leaves), specialization)
@@ -162,52 +176,39 @@ class Layout:
             if kept is specialization:
                 self._known.pop(key, None)
 
-    def static_key(self, leaves: list[Any]) -> Any:
+    def static_key(self, leaves: Leaves) -> Any:
         """The cache key of the static leaves. Values of different types differ."""
         return strict_key(self._take_statics(leaves))
 
-    def skeleton(self, leaves: list[Any]) -> Skeleton:
+    def skeleton(self, leaves: Leaves) -> Skeleton:
         """The structure and static leaves of a call."""
-        statics = []
-        for label, i, value in zip(
-            self.labels, self._places, self._embedded, strict=True
-        ):
-            if label is STATIC:
-                statics.append(value if i is None else leaves[i])
+        statics = [
+            leaf.fixed if leaf.place is None else leaves[leaf.place]
+            for leaf in self._leaves
+            if leaf.label is STATIC
+        ]
         names = functools.partial(_names, self.treedef, self.arguments)
         return make_skeleton(self.treedef, self.labels, statics, names)
 
-    def take_data(self, leaves: list[Any]) -> list[Any]:
-        """The data leaves."""
-        return [leaves[i] for i in self.data_places]
-
     def donated_of_data(self, values: Sequence[Any]) -> list[Any]:
         """The donated leaves' values, from `values` for all data leaves."""
-        return list(itertools.compress(values, self._are_donated))
+        pairs = zip(values, self._data, strict=True)
+        return [value for value, leaf in pairs if leaf.label == DONATE]
 
     @property
     def arguments_of_donated(self) -> list[int]:
         """For each donated leaf, the number of its argument."""
-        sizes = [size for _, size in self.arguments]
-        numbers = (n for n, size in enumerate(sizes) for _ in range(size))
-        labelled = zip(numbers, self.labels, strict=True)
-        return [n for n, label in labelled if label == DONATE]
+        return [leaf.argument for leaf in self._data if leaf.label == DONATE]
 
     @property
     def number_of_own_data(self) -> int:
         """The number of data leaves in the callable itself. They come first."""
-        _, size = self.arguments[0]
-        return sum(label is not STATIC for label in self.labels[:size])
+        return sum(leaf.argument == 0 for leaf in self._data)
 
-    @property
-    def data_names(self) -> list[str]:
-        """The names of the leaves that are data."""
-        return data_names(self.arguments, self)
-
-    def named_leaves(self, leaves: list[Any]) -> list[tuple[str, Any, bool]]:
-        """For each data leaf: its name, its value, and whether it is donated."""
-        data = self.take_data(leaves)
-        return list(zip(self.data_names, data, self._are_donated, strict=True))
+    def named_leaves(self, leaves: Leaves) -> list[NamedLeaf]:
+        donated = [leaf.label == DONATE for leaf in self._data]
+        names, data = data_names(self.arguments, self), self.take_data(leaves)
+        return list(map(NamedLeaf, names, data, donated))
 
 
 def with_methods(call: Call) -> Call:
@@ -215,11 +216,9 @@ def with_methods(call: Call) -> Call:
 
     What the field of a Module holds stays as it is.
     """
-    return jtu.tree_map(as_pytree, call, is_leaf=_is_module)
-
-
-def _is_module(x: Any) -> bool:
-    return isinstance(x, Module)
+    leaves, treedef = jtu.tree_flatten(call, lambda x: isinstance(x, Module))
+    made = list(map(as_pytree, leaves))
+    return call if all(map(operator.is_, made, leaves)) else treedef.unflatten(made)
 
 
 def _names(treedef: Any, arguments: Arguments) -> list[str]:
@@ -230,19 +229,17 @@ def _names(treedef: Any, arguments: Arguments) -> list[str]:
     return [x for (name, _), subtree in named for x in leaf_names(subtree, name)]
 
 
-def data_names(arguments: Arguments, call: Skeleton | Layout) -> list[str]:
+def data_names(arguments: Arguments, call: Skeleton | CallLayout) -> list[str]:
     """The names of the leaves of a call that are data."""
     named = zip(_names(call.treedef, arguments), call.labels, strict=True)
     return [name for name, label in named if label is not STATIC]
 
 
-_label: Final = operator.itemgetter(0)
-
-
-def groups_of(leaves: Iterable[_Pair]) -> Iterator[tuple[Any, Iterator[_Pair]]]:
-    """The label and the members of each group, of pairs of a label and something else."""
-    data = [leaf for leaf in leaves if leaf[0] is not STATIC]
-    return itertools.groupby(data, _label)
+def groups_of(labels: Iterable[Any], values: Iterable[Any]) -> list[list[Any]]:
+    """The values of each group, of those whose label is not `STATIC`."""
+    pairs = [x for x in zip(labels, values, strict=True) if x[0] is not STATIC]
+    runs = itertools.groupby(pairs, operator.itemgetter(0))
+    return [[value for _, value in run] for _, run in runs]
 
 
 def chained(groups: Iterable[Iterable[_T]]) -> list[_T]:
@@ -257,7 +254,7 @@ class LayoutsByTypes(NamedTuple):
     """
 
     take_unknown: Callable[[Sequence[Any]], Any]
-    layouts: dict[tuple[type, ...], Layout]
+    layouts: dict[tuple[type, ...], CallLayout]
 
 
 class LayoutTable:
@@ -267,51 +264,50 @@ class LayoutTable:
         self,
         signature: inspect.Signature,
         name: str,
-        donates: Callable[[str, bool], bool],
+        donates: Callable[[str, bool], bool] | None = None,
     ):
         """`name` is the name of the callable. `donates(parameter, is_first)` returns
-        whether the arrays of a parameter are donated."""
+        whether the arrays of a parameter are donated; `None` if none are."""
         self._signature = signature
         self._name = name
         self._donates = donates
-        # The forms, by the structure of a call.
-        self.forms: dict[Any, LayoutsByTypes] = {}
+        self.by_structure: dict[Any, LayoutsByTypes] = {}
 
-    def fit(self, call: Call) -> tuple[Layout, list[Any]]:
+    def fit(self, call: Call) -> tuple[CallLayout, Leaves]:
         """The layout of a call, and its leaves in the order that it expects."""
         leaves, structure = registry.flatten(call)
-        form = self.forms.get(structure)
-        layout = form and form.layouts.get(tuple(map(type, form.take_unknown(leaves))))
-        return (layout, leaves) if layout is not None else self.add(call)
-
-    def add(self, call: Call) -> tuple[Layout, list[Any]]:
-        leaves, structure = registry.flatten(call)
-        # This builds the lazy instances of the call; the next call has lazy ones again.
-        _, _, nodes = flatten_with_nodes(call)
-        if types.MethodType in map(type, nodes):
-            tops = jtu.tree_leaves(call, is_leaf=_is_module)
-            if any(as_pytree(x) is not x for x in tops):
-                # Such a call has no layout of its own, so that others are not inspected.
-                return self.fit(with_methods(call))
-        if forget_other_classes(nodes) or registry.adopt(nodes):
+        layout = self._find(structure, leaves)
+        if layout is None and (again := _flattened_again(call)) is not None:
+            call = again
             leaves, structure = registry.flatten(call)
+            layout = self._find(structure, leaves)
+        if layout is None:
+            layout = self.add(call, leaves, structure)
+        return layout, leaves
+
+    def _find(self, structure: Any, leaves: Leaves) -> CallLayout | None:
+        known = self.by_structure.get(structure)
+        return known and known.layouts.get(tuple(map(type, known.take_unknown(leaves))))
+
+    def add(self, call: Call, leaves: Leaves, structure: Any) -> CallLayout:
+        """Makes the layout of a call, and caches it."""
         expanded = registry.expand(structure)
         layout = self.make(call, expanded)
-        form = self.forms.get(structure)
-        if form is None:
+        known = self.by_structure.get(structure)
+        if known is None:
             visible = [x for x in expanded if type(x) is not StaticLeaf]
             unknown = [i for i, is_data in enumerate(visible) if not is_data]
-            form = LayoutsByTypes(_getter(unknown), {})
-            add_bounded(self.forms, registry.strict_treedef(structure), form)
-        add_bounded(form.layouts, tuple(map(type, form.take_unknown(leaves))), layout)
-        return layout, leaves
+            known = LayoutsByTypes(_getter(unknown), {})
+            add_bounded(self.by_structure, registry.strict_treedef(structure), known)
+        add_bounded(known.layouts, tuple(map(type, known.take_unknown(leaves))), layout)
+        return layout
 
     def make(
         self,
         call: Call,
         expanded: Sequence[Any] | None = None,
         is_data: Callable[[Any], bool] = is_array,
-    ) -> Layout:
+    ) -> CallLayout:
         """Binds a call to the signature, and labels its leaves.
 
         `expanded` has an entry for each leaf that JAX sees: how our registry flattens
@@ -321,44 +317,47 @@ class LayoutTable:
         arguments, canonical = bind(
             self._signature, self._name, call, treedef, self._donates
         )
-        if expanded is None:
-            expanded = [False] * len(leaves)
-        elif len(expanded) != len(leaves) or any(
-            type(x) is StaticLeaf and type(x.value) is not type(leaf)
-            for x, leaf in zip(expanded, leaves, strict=True)
-        ):
-            _raise_late_registration(expanded)
-        counter = itertools.count()
-        where = [None if type(x) is StaticLeaf else next(counter) for x in expanded]
-        order, labels = [], []
-        for argument in arguments:
+        where = _places(leaves, [False] * len(leaves) if expanded is None else expanded)
+        table = []
+        for number, argument in enumerate(arguments):
             group = DONATE if argument.is_donated else KEEP
-            order += argument.span
             for i in argument.span:
                 # A tracer is always data, because it would leak as a static value.
                 is_dynamic = is_data(leaves[i]) or isinstance(leaves[i], Tracer)
-                labels.append(group if is_dynamic else STATIC)
-        return Layout(
-            jtu.tree_structure(canonical),
-            labels,
-            [where[i] for i in order],
-            [leaves[i] if where[i] is None else None for i in order],
-            [(argument.name, len(argument.span)) for argument in arguments],
-        )
+                fixed = leaves[i] if where[i] is None else None
+                label = group if is_dynamic else STATIC
+                table.append(_Leaf(label, where[i], fixed, number))
+        names = [(argument.name, len(argument.span)) for argument in arguments]
+        return CallLayout(jtu.tree_structure(canonical), table, names)
 
     def forget(self, specialization: Any) -> None:
-        for form in list(self.forms.values()):
-            for layout in list(form.layouts.values()):
+        for known in list(self.by_structure.values()):
+            for layout in list(known.layouts.values()):
                 layout.forget(specialization)
 
     def clear(self, tree_structure: Any) -> None:
         """Drops the layouts of callables of this structure."""
-        for structure, form in list(self.forms.items()):
-            for kinds, layout in list(form.layouts.items()):
+        for structure, known in list(self.by_structure.items()):
+            for kinds, layout in list(known.layouts.items()):
                 if layout.treedef.children()[0] == tree_structure:
-                    form.layouts.pop(kinds, None)
-            if not form.layouts:
-                self.forms.pop(structure, None)
+                    known.layouts.pop(kinds, None)
+            if not known.layouts:
+                self.by_structure.pop(structure, None)
+
+
+def _flattened_again(call: Call) -> Call | None:
+    """The call, if it must be flattened again: with methods as pytrees, or because our
+    registry did not know a class yet that JAX knows.
+
+    This builds the lazy instances of the call; the next call has lazy ones again.
+    """
+    again = call
+    _, _, nodes = flatten_with_nodes(call)
+    if types.MethodType in map(type, nodes):
+        again = with_methods(call)
+        _, _, nodes = flatten_with_nodes(again)
+    is_other = forget_other_classes(nodes) or registry.adopt(nodes)
+    return again if is_other or again is not call else None
 
 
 # The most structures, layouts and specializations that one function keeps of each.
@@ -376,14 +375,24 @@ def add_bounded(
     return dropped
 
 
-def _raise_late_registration(expanded: Sequence[Any]) -> NoReturn:
-    values = [x.value for x in expanded if type(x) is StaticLeaf]
-    kind = next(type(x) for x in values if not jtu.all_leaves([x]))
-    raise TypeError(
-        f"`{kind.__qualname__}` was registered as a pytree node after a Module that "
-        "holds an instance of it was first used. Register a class before its instances "
-        "are used, for example where it is defined."
-    )
+def _places(leaves: Sequence[Any], expanded: Sequence[Any]) -> list[int | None]:
+    """For each leaf that JAX sees, its index among those of our registry.
+
+    It is `None` for a static leaf that is a part of the structure there.
+    """
+    if len(expanded) != len(leaves) or any(
+        type(x) is StaticLeaf and type(x.value) is not type(leaf)
+        for x, leaf in zip(expanded, leaves, strict=True)
+    ):
+        fixed = [x.value for x in expanded if type(x) is StaticLeaf]
+        kind = next(type(x) for x in fixed if not jtu.all_leaves([x]))
+        raise TypeError(
+            f"`{kind.__qualname__}` was registered as a pytree node after a Module that "
+            "holds an instance of it was first used. Register a class before its "
+            "instances are used, for example where it is defined."
+        )
+    counter = itertools.count()
+    return [None if type(x) is StaticLeaf else next(counter) for x in expanded]
 
 
 def _getter(indices: Sequence[int]) -> Callable[[Sequence[Any]], Any]:

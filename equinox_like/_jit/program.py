@@ -1,9 +1,9 @@
-"""All compiled functions of one callable with one set of options: the hot path of a call.
+"""All compiled functions of one callable: the steps of a call, and who owns them.
 
 A call flattens its arguments in C++ (`_tree/cached.py`). It looks up the layout for
 their structure (`layout.py`), then the specialization for their static leaves
-(`specialization.py`, `donating.py`). The specialization calls the `jax.jit`-ed
-function.
+(`specialization.py`, `donation.py`). The specialization calls the `jax.jit`-ed
+function. A call that is not known goes through the steps of `Program._first_call`.
 
 Programs are stored, if possible, with the callable itself. So wrapping the callable again
 finds what was compiled, and all of it is freed with the callable. A global
@@ -11,7 +11,6 @@ finds what was compiled, and all of it is freed with the callable. A global
 garbage collector cannot free such a cycle through a global table.
 """
 
-import dataclasses
 import functools
 import inspect
 import threading
@@ -23,19 +22,17 @@ from typing import Any, Final, NamedTuple
 import jax.tree_util as jtu
 
 from .._compat.tracing import at_top_level
-from .._core.base import Transformed
-from .._core.caches import on_clear
+from .._core.base import Transformed, on_clear
 from .._module.construct import filled
 from .._module.module import BoundMethod
-from .._tree.cycles import check_no_cycle, check_no_cycles
+from .._tree.cycles import check_no_cycles
 from .._tree.deleted import Record
-from .._tree.registry import registry
-from .._tree.splitting import Skeleton
+from .._tree.filters import is_array_or_struct
+from .._tree.partitioning import Skeleton
+from .._tree.registry import cached_types, registry
 from .._tree.strict import ByIdentity, strict_key, strict_treedef
-from .._tree.structure import cached_types
-from .donating import DonatingSpecialization
-from .donation import Donate, Donation
-from .layout import Call, Layout, LayoutTable, add_bounded
+from .donation import Donate, DonatingSpecialization, Donation
+from .layout import Call, CallLayout, LayoutTable, Leaves, add_bounded, with_methods
 from .retrace import Storm, Trace
 from .shardings import OPTIONS, Shardings
 from .specialization import Specialization
@@ -69,11 +66,12 @@ class Program:
         self.options = {k: v for k, v in self.jitkwargs.items() if k not in OPTIONS}
         self.donation = Donation(donate)
         self.record = Record(self.name)
-        self.layouts = LayoutTable(signature, self.name, self.donation.donates)
-        self._forms = self.layouts.forms
+        self._donates = self.donation.is_any
+        donates = self.donation.donates if self._donates else None
+        self.layouts = LayoutTable(signature, self.name, donates)
+        self._by_structure = self.layouts.by_structure
         self._specializations: dict[Skeleton, Specialization] = {}
         self._lock = threading.RLock()
-        self._donates = self.donation.is_any
         self.storm = Storm()
 
     def call(self, call: Call) -> Any:
@@ -82,27 +80,56 @@ class Program:
             # JAX would donate under a transformation, too, where a caller may still
             # need the arrays.
             return self.without_donation.call(call)
-        # `LayoutTable.fit`, inlined for speed.
-        leaves, structure = self.flatten(call)
-        form = self._forms.get(structure)
-        layout = form and form.layouts.get(tuple(map(type, form.take_unknown(leaves))))
-        if layout is None:
-            layout, leaves = self.layouts.add(call)
-        specialization = layout.only
-        if specialization is None:  # static leaves select it
-            specialization = layout.find(leaves) or self.find(layout, leaves, call)
+        if self._by_structure:
+            # `LayoutTable.fit`, inlined for speed.
+            leaves, structure = flatten(call)
+            known = self._by_structure.get(structure)
+            if known is not None:
+                kinds = tuple(map(type, known.take_unknown(leaves)))
+                layout = known.layouts.get(kinds)
+                if layout is not None:
+                    specialization = layout.only or layout.find(leaves)
+                    if specialization is not None:
+                        return specialization.run(layout, leaves)
+        return self._first_call(call)
+
+    def _first_call(self, call: Call) -> Any:
+        """Takes a call that is not known through its steps.
+
+        A tree that contains itself is refused, before anything flattens it. The layout
+        says where each leaf goes, and the skeleton of the static leaves which function
+        is compiled. `run` calls that. Where JAX has no trace yet, a donating function is
+        inspected; then JAX traces, which keeps the output's structure, and what `explain`
+        compares. The stages begin with the same steps, in `prepare`.
+        """
+        if not self._by_structure:  # else it was flattened
+            check_no_cycles(self._function(call), *call[1:])
+        layout, leaves = self.layouts.fit(call)
+        # A call with a method has two structures, of which one may be known.
+        specialization = layout.only or layout.find(leaves)
+        if specialization is None:
+            specialization = self._specialize(layout, leaves, call)
+            layout.remember(leaves, specialization)
         return specialization.run(layout, leaves)
 
-    def flatten(self, call: Call) -> Any:
-        """`registry.flatten`, which takes the place of this method after the first call."""
-        tree, args, kwargs = call
-        check_no_cycle(self.name, tree)
-        check_no_cycles(self.opaque() if tree is None else tree, args, kwargs)
-        flat = flatten(call)
-        self.flatten = flatten
-        return flat
+    def prepare(self, call: Call) -> "Prepared":
+        """What a call would run, which may hold a `jax.ShapeDtypeStruct`."""
+        layout, leaves = self.layout_of(call)
+        return Prepared(self._specialize(layout, leaves, call), layout, leaves)
 
-    def find(self, layout: Layout, leaves: list[Any], call: Call) -> Specialization:
+    def layout_of(self, call: Call) -> tuple[CallLayout, Leaves]:
+        """The layout and leaves of a call that may hold a `jax.ShapeDtypeStruct`."""
+        check_no_cycles(self._function(call), *call[1:])
+        call = with_methods(call)
+        layout = self.layouts.make(call, is_data=is_array_or_struct)
+        return layout, jtu.tree_leaves(call)
+
+    def _function(self, call: Call) -> Any:
+        return self.opaque() if call[0] is None else call[0]
+
+    def _specialize(
+        self, layout: CallLayout, leaves: Leaves, call: Call
+    ) -> Specialization:
         """The compiled function for the structure and static leaves of a call."""
         skeleton = layout.skeleton(leaves)
         # Concurrent first calls share one function, so that it is compiled once.
@@ -110,11 +137,9 @@ class Program:
             found = self._specializations.get(skeleton)
             if found is None:
                 kind = DonatingSpecialization if layout.donates else Specialization
-                fun = self.opaque() if call[0] is None else call[0]
-                found = kind(self, fun, layout, skeleton)
+                found = kind(self, self._function(call), layout, skeleton)
                 if old := add_bounded(self._specializations, skeleton, found):
                     self._forget(old)
-        layout.remember(leaves, found)
         return found
 
     def clear(self, structure: Any) -> None:
@@ -146,15 +171,33 @@ class Program:
         return [t for s in specializations for t in list(s.traces)]
 
 
+class Prepared(NamedTuple):
+    """A call up to the trace."""
+
+    specialization: Specialization
+    layout: CallLayout
+    leaves: Leaves
+
+    def stage(self, name: str) -> Any:
+        """`trace`, `lower` or `eval_shape` of the function."""
+        specialization, layout, leaves = self
+        specialization.compares_every_call = True  # JAX gets a trace without inspection
+        try:
+            return specialization.stage(name, layout, leaves)
+        except Exception as e:
+            specialization.fail(e, layout, leaves)
+        finally:
+            specialization.new_traces.clear()  # a stage for each shape is no accident
+
+
 class Programs:
     """The programs of one callable, by their options."""
 
-    __slots__ = ("__weakref__", "_all", "_lock", "_owner")
+    __slots__ = ("__weakref__", "_owner", "all")
 
     def __init__(self, owner: Any):
-        self._all: dict[Any, Program] = {}
-        self._lock = threading.RLock()
-        self._owner = weakref.ref(owner) if owner is not None else _nothing
+        self.all: dict[Any, Program] = {}
+        self._owner = weakref.ref(owner) if owner is not None else types.NoneType
         with _lock:
             _all_programs.add(self)
 
@@ -168,10 +211,10 @@ class Programs:
         rest = sorted((k, v) for k, v in jitkwargs.items() if k not in OPTIONS)
         try:
             options = key, parameters, donate, shardings, strict_key(rest)
-            with self._lock:
-                found = self._all.get(options)
+            with _lock:
+                found = self.all.get(options)
                 if found is None:
-                    found = self._all[options] = Program(opaque, settings)
+                    found = self.all[options] = Program(opaque, settings)
                 return found
         except TypeError:  # an option is unhashable
             return Program(opaque, settings)
@@ -179,21 +222,11 @@ class Programs:
     def is_of(self, owner: Any) -> bool:
         return self._owner() is owner
 
-    def clear(self) -> None:
-        self._all.clear()
-
     def __repr__(self) -> str:  # shown in errors about mismatched static fields
         return "<programs>"
 
-    def __reduce__(self) -> Any:  # pickled with the function's attributes, as `None`
-        return _nothing, ()
-
-    def __deepcopy__(self, memo: Any) -> None:
-        return None
-
-
-def _nothing() -> None:
-    return None
+    def __reduce__(self) -> Any:  # with the function's attributes, as `None`
+        return types.NoneType, ()
 
 
 _all_programs: weakref.WeakSet[Programs] = weakref.WeakSet()
@@ -207,7 +240,7 @@ def _forget_programs() -> None:
     with _lock:  # another thread may wrap a function
         found = list(_all_programs)
     for programs in found:
-        programs.clear()
+        programs.all.clear()
     _by_key.clear()
 
 
@@ -217,7 +250,7 @@ def program_of(fun: Any, tree: Any, settings: Settings) -> Program:
         owner, key = tree, None
         if type(tree) is BoundMethod:
             owner, key = tree.__self__, tree.__func__
-        return _of_tree(owner).get(key, _nothing, settings)
+        return _of_tree(owner).get(key, types.NoneType, settings)
     programs, key, opaque = _of_opaque(fun)
     return programs.get(key, opaque, settings)
 
@@ -244,8 +277,6 @@ def _of_opaque(fun: Any) -> tuple[Programs, Any, Callable[[], Any]]:
     owner, key, reference = fun, None, weakref.ref
     if isinstance(fun, types.MethodType):
         owner, key, reference = fun.__self__, fun.__func__, weakref.WeakMethod
-    elif (programs := _of_value(fun)) is not None:
-        return programs, None, lambda: fun
     try:
         opaque = reference(fun)
     except TypeError:
@@ -282,39 +313,18 @@ def _of_identity(owner: Any) -> Programs:
 _by_id: dict[int, Programs] = {}
 
 
-def _of_value(fun: Any) -> Programs | None:
-    """The programs of a frozen dataclass that is nothing but the values of its fields.
-
-    Equal ones share them. `None` for any other object.
-    """
-    kind: Any = getattr(type(fun), "__dataclass_params__", None)
-    if kind is None or not (kind.frozen and kind.eq):
-        return None
-    try:
-        fields = {f.name: getattr(fun, f.name) for f in dataclasses.fields(fun)}
-        if not getattr(fun, "__dict__", {}).keys() <= fields.keys():
-            return None
-        hash(fun)  # refuses values that can change
-        return _shared((type(fun), strict_key(fields.values())))
-    except (AttributeError, TypeError):
-        return None
-
-
 def owner_of_programs(tree: Any) -> Any:
     """The structure that holds the programs of a callable pytree, if there is one.
 
     They are freed with it. An instance forgets it when an attribute is read.
     """
-    return _structure_of(tree.__self__ if type(tree) is BoundMethod else tree)
-
-
-def _structure_of(tree: Any) -> Any:
+    tree = tree.__self__ if type(tree) is BoundMethod else tree
     return registry.structure_of(tree) if type(tree) in cached_types else None
 
 
 def _of_tree(tree: Any) -> Programs:
     """The programs of all callable pytrees with the structure of `tree`."""
-    owner = _structure_of(tree)
+    owner = owner_of_programs(tree)
     if owner is None:
         try:
             return _shared((type(tree), strict_treedef(jtu.tree_structure(tree))))

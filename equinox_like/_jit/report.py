@@ -1,17 +1,17 @@
-"""The donation report: what a call would donate, and the memory it would need."""
+"""The donation report: what a call would donate, and the memory it needs; text tables."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from .._compat.lowered import Buffer, buffers_of
-from .._core.table import table_lines
+from .._compat.compiled import Buffer, buffers_of
 from .._tree.arrays import describe_array
 from .._tree.nodes import path_str
+from .specialization import Placeholder
 from .stages import Lowered
 
 Outcome = Literal["aliased", "donor", "unusable", "unused", "kept", "unknown"]
@@ -26,7 +26,6 @@ class DonationRow(NamedTuple):
     - `outcome`: see [`equinox_like.DonationReport`][].
     - `output`: the path of the output that reuses the buffer, if it is aliased.
     - `reason`: why the array is unusable, or why it is kept, if that is not obvious.
-    - `is_used`: whether the program uses it. If not, XLA does not count its memory.
     """
 
     path: str
@@ -36,7 +35,6 @@ class DonationRow(NamedTuple):
     outcome: Outcome
     output: str | None = None
     reason: str | None = None
-    is_used: bool = True
 
     def __str__(self) -> str:
         more = f" with {self.output}" if self.output else ""
@@ -148,7 +146,7 @@ def report_on(lowered: Lowered[..., Any], function: str) -> DonationReport:
     named = lowered._call.named
     compiled = lowered.lowered.compile()
     buffers = buffers_of(lowered.lowered, compiled) or [None] * len(named)
-    fill = lowered._call.specialization.outputs.fill
+    fill = lowered._call.specialization.fill
     outputs = _outputs(lowered.lowered.out_info, compiled.output_shardings, fill)
     rows = [
         _row(name, x, outputs, is_donated, buffer)
@@ -166,12 +164,12 @@ _OWN = "an array of the callable itself; only arguments can be donated"
 def _outputs(infos: Any, shardings: Any, fill: Any) -> list[OutputRow]:
     """A row for each array of the output, in the order of the compiled program."""
     leaves, treedef = jtu.tree_flatten(infos)
-    numbers = {_Number(): i for i in range(len(leaves))}
+    numbers = {Placeholder(): i for i in range(len(leaves))}
     # `fill` adds the static leaves of the output, so that the paths are the user's.
     tree = fill(treedef.unflatten(numbers))
     paths = [""] * len(leaves)
     for path, leaf in jtu.tree_flatten_with_path(tree)[0]:
-        if isinstance(leaf, _Number):
+        if isinstance(leaf, Placeholder):
             paths[numbers[leaf]] = path_str(path, "output")
     return [
         OutputRow(
@@ -181,10 +179,6 @@ def _outputs(infos: Any, shardings: Any, fill: Any) -> list[OutputRow]:
             paths, leaves, jtu.tree_leaves(shardings), strict=True
         )
     ]
-
-
-class _Number:
-    """A placeholder for an array of the output."""
 
 
 def _row(
@@ -199,7 +193,6 @@ def _row(
         dtype,
         _bytes_on_a_device(x.shape, dtype, getattr(x, "sharding", None)),
         "kept",
-        is_used=buffer is not Buffer.PRUNED,
     )
     if not is_donated:
         return row
@@ -226,3 +219,18 @@ def _why_unusable(row: DonationRow, outputs: list[OutputRow]) -> str:
 def _bytes_on_a_device(shape: Any, dtype: Any, sharding: Any) -> int:
     part = sharding.shard_shape(shape) if sharding is not None else shape
     return math.prod(part) * dtype.itemsize
+
+
+def table_lines(
+    rows: Sequence[Sequence[str]], right_aligned: Collection[int] = ()
+) -> list[str]:
+    """One line for each row. The columns `right_aligned` are aligned on the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for cells in rows:
+        padded = [
+            cell.rjust(width) if i in right_aligned else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        ]
+        lines.append("  ".join(padded).rstrip())
+    return lines

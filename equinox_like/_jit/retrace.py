@@ -5,6 +5,7 @@ on the abstract value of each array, and on JAX's configuration. All are kept fo
 trace. `Storm` counts the values for which a function is compiled again and again.
 """
 
+import contextlib
 import inspect
 import os
 import threading
@@ -16,14 +17,15 @@ from typing import Any, Final, NamedTuple
 import jax
 
 from .._compat.tracing import settings, trace_context
-from .._core.caches import on_clear
+from .._core.base import on_clear
 from .._core.context import Context, values_here
 from .._core.difference import FEW, MANY, Arguments, Difference, differences
 from .._environment import WARNS_OF_RETRACES
 from .._module.instance import function_of
 from .._tree.arrays import is_weak
 from .._tree.nodes import listed
-from .._tree.splitting import Skeleton
+from .._tree.partitioning import Skeleton
+from .._tree.strict import strictly_same
 from .layout import data_names
 
 SHAPE: Final = "shape"
@@ -36,7 +38,7 @@ CONTEXT: Final = "user context"
 # How many of the latest traces are searched for the most similar one: for a user who asks,
 # and at each retrace, which must not take long.
 _SEARCHED: Final = 128
-SEARCHED_AT_RETRACE: Final = 16
+_SEARCHED_AT_RETRACE: Final = 16
 _SHOWN: Final = 5
 
 
@@ -62,10 +64,6 @@ class Trace(NamedTuple):
             and self.context == other.context
             and self.session is other.session
         )
-
-    def is_forgotten(self, other: "Trace") -> bool:
-        """Whether JAX had dropped this trace by the time of `other`."""
-        return self.context == other.context and self.session is not other.session
 
 
 def trace_of(arguments: Arguments, skeleton: Skeleton, avals: Iterable[Any]) -> Trace:
@@ -133,7 +131,12 @@ def explain(
     function: str, trace: Trace, before: Sequence[Trace], searched: int | None = None
 ) -> Retrace:
     """The differences of `trace` from the most similar one of the latest of `before`."""
-    known = [old for old in before if not old.is_forgotten(trace)]
+    # Without those that JAX has dropped since.
+    known = [
+        old
+        for old in before
+        if old.context != trace.context or old.session is trace.session
+    ]
     nearest: list[Difference] = []
     for old in reversed(known[-(searched or _SEARCHED) :]):
         found = list(_differences(old, trace))
@@ -187,10 +190,12 @@ def _of_data(name: str, old: Any, new: Any) -> Iterator[Difference]:
         )
     if same_shape and same_dtype and weak[0] == weak[1]:
         fix = "Shard it like this before the first call, by `filter_shard`."
-        yield Difference(name, SHARDING, f"{was} {_layout(old)}", _layout(new), fix)
+        yield Difference(
+            name, SHARDING, f"{was} {_sharding_of(old)}", _sharding_of(new), fix
+        )
 
 
-def _layout(aval: Any) -> str:
+def _sharding_of(aval: Any) -> str:
     mesh = aval.sharding.mesh
     return (
         f"sharded by {aval.sharding.spec} over {mesh}" if mesh.shape else "on no mesh"
@@ -212,7 +217,9 @@ def _of_context(old: Trace, new: Trace) -> Iterator[Difference]:
             "Set it once, before the first call.",
         )
     before, after = old.user_contexts, new.user_contexts
-    contexts = [c for c in before | after if before.get(c) is not after.get(c)]
+    contexts = [
+        c for c in before | after if not strictly_same(before.get(c), after.get(c))
+    ]
     for context in contexts:
         was, now = (repr(x.get(context, context.default)) for x in (before, after))
         fix = "Each value is compiled separately, once."
@@ -229,7 +236,7 @@ def _of_context(old: Trace, new: Trace) -> Iterator[Difference]:
         )
 
 
-def _code_of(program: Any) -> types.CodeType | None:
+def _user_code(program: Any) -> types.CodeType | None:
     """The code of the function, if a user may have defined it again and again."""
     function = function_of(program.opaque())
     # A method is one function of many instances.
@@ -238,14 +245,6 @@ def _code_of(program: Any) -> types.CodeType | None:
         return None
     is_ours = str(function.__module__).split(".")[0] == _LIBRARY
     return None if is_ours else function.__code__
-
-
-def _text_of_new(program: Any, code: types.CodeType, earlier: str) -> str:
-    return (
-        f"`{program.name}` is a new function with the code of {earlier} before "
-        f"({code.co_filename}:{code.co_firstlineno}). Each new function is compiled again: "
-        "define it once, outside of the loop or function that defines it now."
-    )
 
 
 _LIBRARY: Final = __name__.split(".")[0]
@@ -259,10 +258,9 @@ on_clear(_functions.clear)
 _counting: Final = threading.RLock()  # reentrant: a finaliser may call a function
 
 
-def _this_test() -> str | None:
-    """The test of pytest that runs. Each is a program of its own, and shares its functions
-    with others."""
-    return os.environ.get("PYTEST_CURRENT_TEST")
+# The variable that names the test of pytest that runs. Each is a program of its own, and
+# shares its functions with others.
+_TEST: Final = "PYTEST_CURRENT_TEST"
 
 
 class Storm:
@@ -278,14 +276,26 @@ class Storm:
         self._values: dict[str, set[int]] = {}
         self._lock = threading.Lock()
 
-    def first_warning(self, program: Any) -> str | None:
-        """The text of the warning, if the first trace of this function causes it: if it
-        is the eighth function of its code that was compiled."""
+    def warning(
+        self, program: Any, new: Sequence[Trace], before: Sequence[Trace]
+    ) -> str | None:
+        """The text of the warning, if new traces of this function cause it."""
+        text = None
+        with contextlib.suppress(Exception):  # such as one of a user's `__repr__`
+            if not before:
+                return self._of_first(program)
+            for trace in new:
+                retrace = explain(program.name, trace, before, _SEARCHED_AT_RETRACE)
+                text = self._of_retrace(retrace) or text
+        return text
+
+    def _of_first(self, program: Any) -> str | None:
+        """The text, if this is the eighth function of its code that was compiled."""
         with _counting:
             if self.number:  # the cache of the function was cleared
                 return None
-            self.number, self._test = 1, _this_test()
-            code = _code_of(program)
+            self.number, self._test = 1, os.environ.get(_TEST)
+            code = _user_code(program)
             if code is None:
                 return None
             before, number = _functions.get(id(code), (self._test, 0))
@@ -295,15 +305,18 @@ class Storm:
             _functions[id(code)] = self._test, number
         if number != FEW:
             return None
-        earlier = f"{number - 1} functions that were compiled"
-        return f"{_text_of_new(program, code, earlier)} {_OFF}"
+        return (
+            f"`{program.name}` is a new function with the code of {number - 1} functions "
+            f"that were compiled before ({code.co_filename}:{code.co_firstlineno}). Each "
+            "new function is compiled again: define it once, outside of the loop or "
+            f"function that defines it now. {_OFF}"
+        )
 
-    def warning(self, retrace: Retrace) -> str | None:
-        """The text of the warning, if this retrace causes it."""
+    def _of_retrace(self, retrace: Retrace) -> str | None:
         with self._lock:
             if not (self.is_watched and retrace.differences):
                 return None
-            before, self._test = self._test, _this_test()
+            before, self._test = self._test, os.environ.get(_TEST)
             self.number = self.number + 1 if before == self._test else 1
             text = self._warning_of_place(retrace)
             if text is None and self.number >= _MOST:
@@ -318,35 +331,28 @@ class Storm:
             return text
 
     def _warning_of_place(self, retrace: Retrace) -> str | None:
+        """The text, if a place has had too many values."""
         differences = retrace.differences
         for difference in differences:
             if len(self._values) < _COUNTED:
                 self._values.setdefault(difference.path, set())
         if not all(difference.limit for difference in differences):
             return None  # another use of the function: of another class of layer, maybe
-        for difference in differences:
-            number = self._count(difference)
-            if number == difference.limit:
-                return _text(retrace, difference, number)
+        for cause in differences:
+            values = self._values.get(cause.path, set())
+            # What looks the same may be a new object each time.
+            is_shown = cause.before != cause.after
+            values.add(hash(cause.after) if is_shown else len(values))
+            if len(values) == cause.limit:
+                rest = [
+                    difference for difference in differences if difference is not cause
+                ]
+                return (
+                    f"{Retrace(retrace.function, [cause, *rest])} This is one of "
+                    f"{len(values)} traces for another `{cause.path}`, and each of them is "
+                    f"compiled. {_OFF}"
+                )
         return None
-
-    def _count(self, difference: Difference) -> int:
-        """How many values this place has had."""
-        values = self._values.get(difference.path)
-        if values is None:
-            return 0
-        is_shown = difference.before != difference.after
-        # What looks the same may be a new object each time.
-        values.add(hash(difference.after) if is_shown else len(values))
-        return len(values)
-
-
-def _text(retrace: Retrace, cause: Difference, number: int) -> str:
-    rest = [d for d in retrace.differences if d is not cause]
-    return (
-        f"{Retrace(retrace.function, [cause, *rest])} This is one of {number} traces for "
-        f"another `{cause.path}`, and each of them is compiled. {_OFF}"
-    )
 
 
 _OFF: Final = (

@@ -8,14 +8,14 @@ sharding to each list.
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import jax
 import jax.tree_util as jtu
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from .._compat.messages import is_missing_mesh_error, is_other_sharding_error
+from .._compat.errors import is_missing_mesh_error, is_other_sharding_error
 from .._core.sharding import (
     check_fits,
     check_is_sharding,
@@ -28,9 +28,9 @@ from .._tree.arrays import describe_array, is_concrete
 from .._tree.filters import is_array, is_none
 from .._tree.match import spread
 from .._tree.nodes import describe_node, path_str
-from .._tree.splitting import STATIC, Skeleton
+from .._tree.partitioning import STATIC
 from .._tree.strict import strict_key
-from .layout import Layout, chained, groups_of
+from .layout import CallLayout, Leaves, chained, data_names, groups_of
 
 OPTIONS: Final = ("in_shardings", "out_shardings")
 _POSITIONAL: Final = (
@@ -62,13 +62,7 @@ class Shardings:
     def __hash__(self) -> int:
         return hash(self._key)
 
-    def jit(
-        self,
-        traced: Callable[..., Any],
-        layout: Layout,
-        skeleton: Skeleton,
-        **options: Any,
-    ) -> Any:
+    def jit(self, traced: Callable[..., Any], layout: CallLayout, options: Any) -> Any:
         """`jax.jit` of a function from groups of arrays to `take_apart(...)`."""
         if self._of_outputs is not None:
             # A leaf may face something that is not an array.
@@ -77,12 +71,62 @@ class Shardings:
             options["out_shardings"] = one_for_each if self.groups_outputs else specs[0]
         if self._of_inputs is None:
             return jax.jit(traced, **options)
-        found = zip(skeleton.labels, self._inputs(layout, skeleton), strict=True)
-        runs = groups_of(found)
-        specs = tuple(tuple(s for _, s in run) for _, run in runs)
-        return _Sharded(traced, options, specs, layout.data_names)
+        named = self._named_inputs(layout)
+        for name, spec in named:
+            check_is_sharding("in_shardings", name, spec)
+        specs = groups_of(layout.labels, self._inputs(layout))
+        options["in_shardings"] = tuple(map(tuple, specs))
 
-    def take_apart(self, out: Any, outputs: Any) -> Any:
+        @functools.wraps(traced)
+        def in_their_memory(*groups):
+            # JAX ignores the memory for a NumPy array, and within another trace.
+            for (name, spec), x in zip(named, chained(groups), strict=True):
+                if spec is not None and memory_of(spec) != "unpinned_host":
+                    check_memory("in_shardings", name, spec, x)
+            return traced(*groups)
+
+        return jax.jit(in_their_memory, **options)
+
+    def _named_inputs(self, layout: CallLayout) -> list[tuple[str, Any]]:
+        """The name of each array of a call, and its entry of `in_shardings`."""
+        found = zip(layout.labels, self._inputs(layout), strict=True)
+        specs = [spec for label, spec in found if label is not STATIC]
+        return list(zip(data_names(layout.arguments, layout), specs, strict=True))
+
+    def check_inputs(
+        self, error: Exception, layout: CallLayout, leaves: Leaves
+    ) -> None:
+        """Raises an error that names the argument, because JAX's, `error`, may not."""
+        mismatch = is_other_sharding_error(error)
+        without_mesh = is_missing_mesh_error(error)
+        if self._of_inputs is None or not (
+            isinstance(error, ValueError) or without_mesh
+        ):
+            return
+        named = zip(self._named_inputs(layout), layout.take_data(leaves), strict=True)
+        for (name, spec), x in named:
+            if without_mesh and isinstance(spec, PartitionSpec):
+                raise ValueError(
+                    f"`in_shardings` gives {spec} for `{name}`, but no mesh is in use: "
+                    "call the function under `jax.set_mesh(mesh)`, or give "
+                    "`jax.sharding.NamedSharding(mesh, spec)`."
+                ) from error
+            check_fits("in_shardings", name, spec, x, error)
+            if not mismatch or not is_concrete(x) or not x.committed:
+                continue
+            sharding = spec
+            if isinstance(spec, PartitionSpec):
+                sharding = NamedSharding(jax.sharding.get_mesh(), spec)
+            if isinstance(sharding, Sharding) and not x.sharding.is_equivalent_to(
+                sharding, x.ndim
+            ):
+                raise ValueError(
+                    f"`{name}` ({describe_array(x)}) is sharded by {x.sharding}, but "
+                    f"`in_shardings` says {spec}. Move it there with `jax.device_put`, "
+                    "or let JAX choose its sharding with `None`."
+                ) from error
+
+    def take_apart(self, out: Any, specialization: Any) -> Any:
         """What to return to JAX for an output: its arrays, and its number.
 
         The arrays are grouped by sharding, if there is more than one sharding.
@@ -102,15 +146,15 @@ class Shardings:
                 check_fits("out_shardings", name, spec, x)
                 # JAX ignores the memory of the `out_shardings` of an inner `jit`.
                 leaves[i] = in_memory(x, spec)
-        arrays, number = outputs.take_apart(treedef.unflatten(leaves))
+        arrays, number = specialization.take_apart(treedef.unflatten(leaves))
         if not self.groups_outputs:
-            return arrays, {number: ()}
+            return arrays, number
         # Leaves below one prefix leaf are consecutive, so concatenated groups are in
         # order.
         groups: list[list[Any]] = [[] for _ in self._output_leaves()]
         for n, x in zip(numbers, arrays, strict=True):
             groups[n].append(x)
-        return tuple(groups), {number: ()}
+        return tuple(groups), number
 
     @property
     def groups_outputs(self) -> bool:
@@ -120,9 +164,9 @@ class Shardings:
     def _output_leaves(self) -> list[Any]:
         return jtu.tree_leaves(self._of_outputs, is_leaf=is_none)
 
-    def _inputs(self, layout: Layout, skeleton: Skeleton) -> Iterator[Any]:
+    def _inputs(self, layout: CallLayout) -> Iterator[Any]:
         """The entry of `in_shardings` for each leaf of a call, in canonical order."""
-        fun, args, kwargs = skeleton.treedef.children()
+        fun, args, kwargs = layout.treedef.children()
         treedefs = [fun, *args.children(), *kwargs.children()]
         given: Any = self._of_inputs
         count = len(args.children())
@@ -134,7 +178,7 @@ class Shardings:
             by_name = dict(zip(self._positional, given, strict=False))
             rest = [by_name.get(name) for name in kwargs.node_data()[1]]
             entries = [*given[:count], *missing, *rest]
-        labels = iter(skeleton.labels)
+        labels = iter(layout.labels)
         # The arrays of the callable itself are not arguments.
         for entry, treedef, (name, size) in zip(
             [None, *entries], treedefs, layout.arguments, strict=True
@@ -171,76 +215,5 @@ class Shardings:
             )
 
 
-class _Sharded:
-    """A `jax.jit`-ed function whose errors name the argument that a sharding is for."""
-
-    def __init__(
-        self,
-        traced: Callable[..., Any],
-        options: dict[str, Any],
-        specs: tuple[tuple[Any, ...], ...],
-        names: Sequence[str],
-    ):
-        self._named = named = list(zip(names, chained(specs), strict=True))
-        for name, spec in named:
-            check_is_sharding("in_shardings", name, spec)
-
-        @functools.wraps(traced)
-        def in_their_memory(*groups):
-            # JAX ignores the memory for a NumPy array, and within another trace.
-            for (name, spec), x in zip(named, chained(groups), strict=True):
-                if spec is not None and memory_of(spec) != "unpinned_host":
-                    check_memory("in_shardings", name, spec, x)
-            return traced(*groups)
-
-        self._jitted: Any = jax.jit(in_their_memory, in_shardings=specs, **options)
-
-    def __call__(self, *groups: Any) -> Any:
-        return self._apply(self._jitted, *groups)
-
-    def __getattr__(self, name: str) -> Any:  # such as `lower`
-        return functools.partial(self._apply, getattr(self._jitted, name))
-
-    def _apply(self, stage: Callable[..., Any], *groups: Any) -> Any:
-        try:
-            return stage(*groups)
-        except Exception as e:
-            self._raise_clearer(e, chained(groups))
-            raise
-
-    def _raise_clearer(self, error: Exception, arrays: Sequence[Any]) -> None:
-        """Raises an error that names the argument, because JAX's may not."""
-        mismatch = is_other_sharding_error(error)
-        without_mesh = is_missing_mesh_error(error)
-        if not isinstance(error, ValueError) and not without_mesh:
-            return
-        for (name, spec), x in zip(self._named, arrays, strict=True):
-            if without_mesh and isinstance(spec, PartitionSpec):
-                raise ValueError(
-                    f"`in_shardings` gives {spec} for `{name}`, but no mesh is in use: "
-                    "call the function under `jax.set_mesh(mesh)`, or give "
-                    "`jax.sharding.NamedSharding(mesh, spec)`."
-                ) from error
-            check_fits("in_shardings", name, spec, x, error)
-            sharding = _with_mesh(spec)
-            if not mismatch or not is_concrete(x) or not x.committed:
-                continue
-            if sharding is not None and not x.sharding.is_equivalent_to(
-                sharding, x.ndim
-            ):
-                raise ValueError(
-                    f"`{name}` ({describe_array(x)}) is sharded by {x.sharding}, but "
-                    f"`in_shardings` says {spec}. Move it there with `jax.device_put`, "
-                    "or let JAX choose its sharding with `None`."
-                ) from error
-
-
 def _is_leaf(spec: Any) -> bool:
     return spec is None or jtu.all_leaves([spec])
-
-
-def _with_mesh(spec: Any) -> Any:
-    """`spec` as a `Sharding`; a `PartitionSpec` is used with the current mesh."""
-    if isinstance(spec, PartitionSpec):
-        return NamedSharding(jax.sharding.get_mesh(), spec)
-    return spec if isinstance(spec, Sharding) else None

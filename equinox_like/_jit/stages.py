@@ -14,18 +14,17 @@ import jax
 import jax.tree_util as jtu
 
 from .._compat.arrays import default_device, platform_of
-from .._compat.lowered import Buffer, buffers_of
-from .._compat.messages import is_callback_error
+from .._compat.compiled import Buffer, buffers_of
+from .._compat.errors import is_callback_error
 from .._compat.tracing import Tracer, at_top_level
 from .._core.base import hide_frames
 from .._core.difference import differences
 from .._errors import DonationError, did_you_mean
 from .._tree.arrays import describe_array, jax_struct_of
-from .._tree.splitting import STATIC
-from .checks import raise_explained, wait_for
-from .donating import Deletion
-from .donation import check_not_fatal, check_unused, lower_silently, unusable
-from .layout import Layout
+from .._tree.partitioning import STATIC
+from .checks import check_not_fatal, check_unused, raise_explained, wait_for
+from .donation import Deletion, lower_silently
+from .layout import CallLayout, Leaves, NamedLeaf
 from .specialization import Specialization
 
 _P = ParamSpec("_P")
@@ -41,9 +40,9 @@ class AheadOfTime:
     # The `Jitted`, and the compiled function that serves the call.
     jitted: Any
     specialization: Specialization
-    # How the arguments were passed, and the leaves: see `Layout.named_leaves`.
-    layout: Layout
-    named: Sequence[tuple[str, Any, bool]]
+    # How the arguments were passed, and the leaves: see `CallLayout.named_leaves`.
+    layout: CallLayout
+    named: Sequence[NamedLeaf]
     # The platform of the first array committed to a device, else JAX's default.
     platform: str
     # Whether a call waits for the program, because it holds a check.
@@ -76,7 +75,7 @@ class _Stage(Generic[_P, _T]):
     @property
     def out_info(self) -> Any:
         """The output, with a `jax.ShapeDtypeStruct` in place of each array."""
-        return self._call.specialization.outputs.fill(self._stage.out_info)
+        return self._call.specialization.fill(self._stage.out_info)
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -122,17 +121,24 @@ class Traced(_Stage[_P, _T]):
         except (NotImplementedError, ValueError) as e:
             if lowering_platforms is None or not is_callback_error(e):
                 raise
-            raise NotImplementedError(
-                f"{self!r} calls Python while it runs, by a check such as `error_if` or "
-                "by a callback. JAX lowers that for the platform of this host only, not "
-                f"for {', '.join(map(repr, lowering_platforms))}. Leave it out; or let "
-                'the check set NaNs instead, with `on_error="nan"` or the environment '
-                "variable `EQX_ON_ERROR=nan`."
+            others = ", ".join(map(repr, lowering_platforms))
+            raise python_is_called(
+                f"{self!r}",
+                f"JAX lowers that for the platform of this host only, not for {others}",
             ) from e
         return Lowered(lowered, self._call, lowering_platforms)
 
     def __repr__(self) -> str:
         return f"<traced {self._call.jitted!r}>"
+
+
+def python_is_called(what: str, problem: str) -> NotImplementedError:
+    """The error for a program that calls Python, where that is a problem."""
+    return NotImplementedError(
+        f"{what} calls Python while it runs, by a check such as `error_if` or by a "
+        f"callback. {problem}. Leave it out; or let the check set NaNs instead, with "
+        '`on_error="nan"` or the environment variable `EQX_ON_ERROR=nan`.'
+    )
 
 
 # Those that JAX lowers for without a plugin. A plugin may have any name.
@@ -199,7 +205,7 @@ class Lowered(_Stage[_P, _T]):
         if call.layout.donates:
             buffers = buffers_of(self.lowered, compiled)
         if donation.inspects_first:
-            donation.report_unusable(unusable(call.named, buffers, donation))
+            donation.report_unusable(call.named, buffers)
         return Compiled(compiled, call, buffers)
 
     def __repr__(self) -> str:
@@ -219,17 +225,14 @@ class Compiled(_Stage[_P, _T]):
     """
 
     def __init__(
-        self,
-        compiled: Any,
-        call: AheadOfTime,
-        buffers: Sequence[int | Buffer] | None,
+        self, compiled: Any, call: AheadOfTime, buffers: Sequence[int | Buffer] | None
     ):
         super().__init__(compiled, call)
         self.compiled = compiled
         self._program = program = call.jitted._program
         self._tree = call.jitted._tree
         # The layout and the static key of the last call that was validated.
-        self._fitting: tuple[Layout | None, Any] = None, None
+        self._fitting: tuple[CallLayout | None, Any] = None, None
         # For each data leaf: what happens to its buffer, `None` if JAX does not say.
         self._outcomes = buffers or [None] * len(call.named)
         # If it donates: the indices of data leaves that it does not use, which JAX does
@@ -273,9 +276,9 @@ class Compiled(_Stage[_P, _T]):
             raise_explained(e, layout, leaves)
         if layout.donates:
             self._deletion.finish(layout, leaves, None, lambda *_: self._outcomes)
-        return self._call.specialization.outputs.tree(out)
+        return self._call.specialization.output(out)
 
-    def _require_fit(self, layout: Layout, leaves: list[Any]) -> None:
+    def _require_fit(self, layout: CallLayout, leaves: Leaves) -> None:
         """Raises unless the structure and static leaves are those compiled for."""
         call = self._call
         skeleton = layout.skeleton(leaves)
@@ -290,7 +293,7 @@ class Compiled(_Stage[_P, _T]):
             raise self._unfit(first)
         self._fitting = layout, layout.static_key(leaves)
 
-    def _require_types(self, layout: Layout, leaves: list[Any]) -> None:
+    def _require_types(self, layout: CallLayout, leaves: Leaves) -> None:
         """Raises unless shapes and dtypes are those compiled for. JAX's error asks for
         another reason, and does not say what to do."""
         given = layout.take_data(leaves)
@@ -316,13 +319,13 @@ class Compiled(_Stage[_P, _T]):
 
         Arrays that the program does not use have `None`, too.
         """
-        return self._call.arguments(self.compiled.input_shardings, _nothing)
+        return self._call.arguments(self.compiled.input_shardings, lambda _: None)
 
     @property
     def output_shardings(self) -> Any:
         """The output, with a sharding in place of each array, `None` elsewhere."""
-        outputs = self._call.specialization.outputs
-        return outputs.fill(self.compiled.output_shardings, _nothing)
+        fill = self._call.specialization.fill
+        return fill(self.compiled.output_shardings, lambda _: None)
 
     def as_text(self) -> str:
         """The compiled program as text."""
@@ -354,10 +357,6 @@ def platform_of_call(leaves: Sequence[Any]) -> str:
                 continue
             return platform_of(device)
     return platform_of(default_device())
-
-
-def _nothing(static: Any) -> None:
-    return None
 
 
 _OF_STRUCT: Final = (

@@ -16,7 +16,7 @@ from .._transforms.arguments import show_as_call
 from .._tree.filters import is_array, is_array_like, is_number
 from .._tree.nodes import describe_node
 from .._tree.strict import strictly_same
-from .carry import type_of
+from .carry import jax_type
 from .eager import run_cached
 
 _T = TypeVar("_T")
@@ -196,7 +196,9 @@ class _Branches:
             leaves, treedef = jtu.tree_flatten(out)
             for i in self._numbers:
                 leaves[i] = jnp.asarray(leaves[i])
-            described = [Leaf("data", type_of(x)) if is_array(x) else x for x in leaves]
+            described = [
+                Leaf("data", jax_type(x)) if is_array(x) else x for x in leaves
+            ]
             self._outputs[name] = Template(treedef, described, ())
             return pack(treedef.unflatten(leaves))
 

@@ -1,8 +1,8 @@
-"""The checkpointed loop: reverse mode when the number of steps is not known in advance.
+"""The checkpointed loop, and its schedule: reverse mode for any number of steps.
 
-The forward pass saves some of the states (`schedule.py`). The backward pass
-differentiates one step at a time, from the last to the first. The state before a step
-is either saved, or recomputed from the last saved state before it.
+The forward pass saves some of the states. The backward pass differentiates one step at a
+time, from the last to the first. The state before a step is either saved, or recomputed
+from the last saved state before it.
 
 Buffers are not saved. Each element is written at most once, so the final contents serve
 for every step, and recomputing a step writes the values that are already there.
@@ -17,12 +17,35 @@ recomputed.
 A `jax.custom_vjp` would give a tangent to each output. So the loop is a `jax.custom_jvp`
 with symbolic zeros, whose tangents are those of a linear primitive that is never
 evaluated: its transpose is the backward pass.
+
+The schedule (`Online`) says which states are saved, and which of them overwritten. The
+number of steps is not known in the forward pass. With `c` checkpoints, and up to
+`(c + 1)(c + 2) / 2 - 1` steps, each step is run at most twice, by Algorithm 1 of
+
+    Stumm and Walther, New Algorithms for Optimal Online Checkpointing, SIAM Journal on
+    Scientific Computing 32, 2010.
+
+The algorithm works in rounds. Each round begins at a step called the anchor, and saves
+one state after the other in place of those of the previous round. Only the anchor of
+that round is kept for good. After the last round, each saved state has a level, as in
+
+    Wang, Moin and Iaccarino, Minimal Repetition Dynamic Checkpointing Algorithm for
+    Unsteady Adjoint Calculation, SIAM Journal on Scientific Computing 31, 2009.
+
+The latest state whose level is at least two below that of a later state is overwritten,
+and the new level is 0. If there is none, the last state is overwritten, and the new
+level is one above its level.
+
+The states themselves are in stacks of `c` slots. Each step of a loop takes the same time
+for any `c`: it reads and writes single elements of arrays. XLA copies an array that is
+written at one index after it was read at another. So each array is written at one index,
+and what the next step needs is read after that.
 """
 
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,11 +54,267 @@ import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from .._compat.rules import Zero
-from .._runtime.vprim import create_vprim
+from .._compat.primitives import Zero
+from .._runtime.primitives import create_vprim
 from .._transforms.jvp_vjp import watch
-from .schedule import Marks, Online, put_if, value_at
+from .._tree.arrays import reusable
 from .staging import Loop, Mask, goes_on, one_way, put, run_plain, take
+
+# The schedule, which deals with step numbers only
+
+MOST_STEPS: Final = int(jnp.iinfo(jnp.int32).max)  # steps are counted by an `int32`
+
+
+def default_checkpoints(max_steps: int) -> int:
+    """The fewest checkpoints with which no step is run more than twice."""
+    c = 1
+    while (c + 1) * (c + 2) <= 2 * max_steps:
+        c += 1
+    return c
+
+
+def number_of_checkpoints(max_steps: int, checkpoints: int | None) -> int:
+    """The wanted number, or the default for `None`, limited to 1 to `max_steps`."""
+    wanted = default_checkpoints(max_steps) if checkpoints is None else checkpoints
+    return max(1, min(wanted, max_steps))
+
+
+def check_checkpoints(
+    loop: str, checkpoints: Any, name: str = "checkpoints"
+) -> int | None:
+    """The number as an `int`; raises a `ValueError` that names loop and parameter."""
+    if checkpoints is None:
+        return None
+    if not isinstance(checkpoints, int | np.integer) or checkpoints < 1:
+        raise ValueError(
+            f"`{loop}`: `{name}` must be an integer, at least 1; got {checkpoints!r}."
+        )
+    return int(checkpoints)
+
+
+def value_at(stack: Any, slot: Any) -> Any:
+    return reusable(lax.dynamic_index_in_dim(stack, slot, keepdims=False))
+
+
+def put_if(pred: Any, stack: Any, slot: Any, x: Any) -> Any:
+    """The stack, with `x` in this slot if `pred`. XLA writes it in place."""
+    x = reusable(jnp.where(pred, reusable(x), value_at(stack, slot)))
+    return lax.dynamic_update_index_in_dim(stack, x, slot, 0)
+
+
+class SavedSteps(NamedTuple):
+    """The saved steps and their slots, in the order of time.
+
+    `slots` is a permutation of all slots. Those after the first `count` are free. If every
+    step is saved in the slot of its number, both arrays are `None`.
+    """
+
+    steps: Any
+    slots: Any
+    count: Any
+
+    def last(self) -> tuple[Any, Any]:
+        """The last saved step, and its slot."""
+        i = self.count - 1
+        if self.steps is None:
+            return i, i
+        return value_at(self.steps, i), value_at(self.slots, i)
+
+    def pop_if(self, pred: Any) -> "SavedSteps":
+        return self._replace(count=self.count - jnp.where(pred, 1, 0))
+
+    def next_stop(self, step: Any, target: Any) -> Any:
+        """The next step to save on the way from `step` to `target`; else `target`.
+        Every step is saved if there are enough free slots, else the one midway."""
+        free = len(self.steps) - self.count
+        stop = jnp.where(target - step <= free + 1, step + 1, (step + target + 1) // 2)
+        return jnp.where(free > 0, stop, target)
+
+    def free_slot(self) -> Any:
+        """A free slot, if there is one."""
+        return value_at(self.slots, self.count)
+
+    def push_if(self, pred: Any, step: Any) -> "SavedSteps":
+        steps = put_if(pred, self.steps, self.count, step)
+        return SavedSteps(steps, self.slots, self.count + jnp.where(pred, 1, 0))
+
+
+class _SavedStep(NamedTuple):
+    """A saved step: its slot, the slot of the saved step before it, and its level."""
+
+    slot: Any = np.int32(0)
+    before: Any = np.int32(0)
+    level: Any = np.int32(0)
+
+
+class Progress(NamedTuple):
+    """The steps saved so far, as a list that leads from each to the one before it, and
+    the state of the rounds and the levels.
+
+    In a round, `top` is the first saved step of the previous round, and makes way for
+    the next one. After the rounds, `top` is the last that was given a level above 0, and
+    the one before it makes way: all others are less than two levels below a later one.
+    """
+
+    # By slot; `before` is out of date for `top`.
+    steps: Any
+    before: Any
+    levels: Any
+    length: Any  # of the round
+    anchor: Any  # the step at which the next round begins
+    last: _SavedStep = _SavedStep()
+    top: _SavedStep = _SavedStep()
+    below_top: _SavedStep = _SavedStep()
+
+
+class _Placed(NamedTuple):
+    """The slot of a new step, and how the list of saved steps changes. All are traced."""
+
+    slot: Any
+    is_saved: Any
+    is_early: Any  # it takes a free slot
+    is_late: Any  # it is placed by levels, not in a round
+    is_anchor: Any  # it begins a round
+    is_moved: Any  # its slot was not the last in the list, and moves to the end
+    is_raised: Any  # its level is one above that of the last step, whose slot it takes
+
+
+class Online:
+    """Decides in the forward pass which steps to save. Its state is a `Progress`."""
+
+    def __init__(self, checkpoints: int, max_steps: int | None):
+        self._c = checkpoints
+        # The first step that is placed by levels instead of rounds.
+        self._rounds_end = (checkpoints + 1) * (checkpoints + 2) // 2 - 1
+        most = MOST_STEPS if max_steps is None else max_steps
+        self._saves_all = most <= checkpoints
+        self._has_levels = most > self._rounds_end
+
+    def start(self) -> Progress | None:
+        if self._saves_all:
+            return None
+        zeros = jnp.zeros(self._c, np.int32)
+        before = jnp.arange(-1, self._c - 1, dtype=np.int32)
+        length = np.int32(self._c + 1)
+        return Progress(zeros, before, zeros, length, anchor=length)
+
+    def save(self, progress: Any, step: Any) -> tuple[Progress | None, Any, Any]:
+        """The new progress, the slot for this step, and whether the step is saved.
+
+        For example with three checkpoints, and so three slots:
+
+        | step | what happens | slots |
+        | --- | --- | --- |
+        | 0, 1, 2 | They take the free slots. | `0 1 2` |
+        | 3 | It ends the round, and is not saved. | `0 1 2` |
+        | 4 | An anchor takes the slot of the last saved step, 2. Now `top` is step 1, the
+            first that the previous round saved and may lose. | `0 1 4` |
+        | 5 | It takes the slot of `top`. | `0 5 4` |
+        | 6 | It ends the round. | `0 5 4` |
+        | 7 | An anchor takes the slot of the last, 5. | `0 7 4` |
+        | 8 | It ends the last round. All levels are 0. | `0 7 4` |
+        | 9 | No step is two levels below a later one, so it takes the slot of the last, 7,
+            and its level is 1. | `0 9 4` |
+        | 10 | Likewise, with the level 2. | `0 10 4` |
+        | 11 | It takes the slot of 4, whose level of 0 is two below that of 10. Its own
+            level is 0. | `0 10 11` |
+        """
+        if progress is None:
+            return None, step, True
+        placed = self._place(progress, step)
+        before, levels, last = _append(progress, placed)
+        top = _next_top(progress, placed, last)
+        below = value_at(before, top.before), value_at(levels, top.before)
+        steps = put_if(placed.is_saved, progress.steps, placed.slot, step)
+        length = progress.length - jnp.where(placed.is_anchor, 1, 0)
+        anchor = progress.anchor + jnp.where(placed.is_anchor, length, 0)
+        progress = Progress(
+            steps,
+            before,
+            levels,
+            length,
+            anchor,
+            last,
+            top,
+            _SavedStep(top.before, *below),
+        )
+        return progress, placed.slot, placed.is_saved
+
+    def _place(self, progress: Progress, step: Any) -> _Placed:
+        """The slot for this step: a free one, that of the step that makes way, or that of
+        the last saved step."""
+        last, top, below = progress.last, progress.top, progress.below_top
+        is_early = step < self._c
+        # If it is known to be false, XLA removes what the levels need.
+        is_late = (step >= self._rounds_end) if self._has_levels else np.bool_(False)
+        is_anchor = step == progress.anchor
+        is_dispensable = (below.slot > 0) & (below.level + 2 <= top.level)
+        makes_way = jnp.where(is_late, is_dispensable, ~is_anchor)
+        dropped = jnp.where(is_late, below.slot, top.slot)
+        slot = jnp.where(is_early, step, jnp.where(makes_way, dropped, last.slot))
+        # Slot 0 holds the first step, which is never overwritten.
+        is_saved = is_early | (slot > 0) & (is_late | (step != progress.anchor - 1))
+        is_moved = makes_way & is_saved & ~is_early
+        is_raised = is_late & ~makes_way
+        return _Placed(
+            slot, is_saved, is_early, is_late, is_anchor, is_moved, is_raised
+        )
+
+    def saved_steps(self, progress: Progress | None, steps: Any) -> SavedSteps:
+        """What is saved after this number of steps."""
+        if progress is None:
+            return SavedSteps(None, None, steps)
+        before = put_if(True, progress.before, progress.top.slot, progress.top.before)
+
+        def body(carry):
+            i, slot, steps, slots = carry
+            i = i - 1
+            steps = put_if(True, steps, i, value_at(progress.steps, slot))
+            return i, value_at(before, slot), steps, put_if(True, slots, i, slot)
+
+        count = jnp.minimum(steps, self._c)
+        slots = jnp.arange(self._c, dtype=np.int32)
+        carry = count, progress.last.slot, slots, slots
+        _, _, steps, slots = lax.while_loop(lambda carry: carry[0] > 0, body, carry)
+        return SavedSteps(steps, slots, count)
+
+
+def _append(progress: Progress, placed: _Placed) -> tuple[Any, Any, _SavedStep]:
+    """The links `before`, the levels and the last step, with the new step in its slot."""
+    slot, is_moved, last, top = (
+        placed.slot,
+        placed.is_moved,
+        progress.last,
+        progress.top,
+    )
+    level = jnp.where(placed.is_raised, last.level + 1, 0)
+    # One link changes: that of the moved slot, or the one of `top` that is out of date.
+    at = jnp.where(is_moved, slot, top.slot)
+    link = jnp.where(is_moved, last.slot, top.before)
+    before = put_if(True, progress.before, at, link)
+    levels = put_if(placed.is_saved, progress.levels, slot, level)
+    before_last = jnp.where(placed.is_early | is_moved, last.slot, last.before)
+    slot = jnp.where(placed.is_saved, slot, last.slot)
+    return before, levels, _SavedStep(slot, before_last, level)
+
+
+def _next_top(progress: Progress, placed: _Placed, last: _SavedStep) -> _SavedStep:
+    """The `top` for the next step; `last` is the new step if that is saved."""
+    top, below = progress.top, progress.below_top
+    by_level = _where(placed.is_raised, last, top._replace(before=below.before))
+    in_round = top._replace(slot=top.slot + jnp.where(placed.is_moved, 1, 0))
+    of_new_round = _SavedStep(np.int32(1), top.slot)
+    in_round = _where(placed.is_anchor, of_new_round, in_round)
+    return _where(placed.is_late, by_level, in_round)
+
+
+def _where(pred: Any, step: _SavedStep, other: _SavedStep) -> _SavedStep:
+    return _SavedStep(
+        *(jnp.where(pred, x, y) for x, y in zip(step, other, strict=True))
+    )
+
+
+# The loop
 
 
 def run_checkpointed(loop: Loop, max_steps: int | None, checkpoints: int) -> list[Any]:
@@ -52,7 +331,7 @@ def run_checkpointed(loop: Loop, max_steps: int | None, checkpoints: int) -> lis
         of_consts, of_state = (
             [type(t) is not SymbolicZero for t in ts] for ts in tangents
         )
-        perturbed = spread_forward(step, consts, state, of_consts, of_state)
+        perturbed = _Flow(step, consts, state, of_consts).forward(of_state)
         none = [SymbolicZero(jax.typeof(x).to_tangent_aval()) for x in state]
         if not any(perturbed):
             return run(consts, state), none
@@ -69,12 +348,12 @@ def run_checkpointed(loop: Loop, max_steps: int | None, checkpoints: int) -> lis
     return run(loop.consts, loop.state)
 
 
-class _Saved(NamedTuple):
+class _Residuals(NamedTuple):
     """What the backward pass needs from the forward pass."""
 
     consts: list[Any]
     stacks: list[Any]
-    marks: Marks
+    kept: SavedSteps
     count: Any  # of steps
     buffers: list[Any]
 
@@ -96,7 +375,7 @@ class _Derivative:
     def _is_saved(self) -> Mask:
         return [not is_buffer for is_buffer in self.is_buffer]
 
-    def forward(self, consts: Any, state: Any) -> tuple[list[Any], _Saved]:
+    def forward(self, consts: Any, state: Any) -> tuple[list[Any], _Residuals]:
         online = Online(self.checkpoints, self.max_steps)
 
         def cond(carry):
@@ -115,11 +394,11 @@ class _Derivative:
         ]
         carry = np.int32(0), online.start(), stacks, state
         count, progress, stacks, state = lax.while_loop(cond, body, carry)
-        marks = online.marks(progress, count)
+        kept = online.saved_steps(progress, count)
         buffers = take(state, self.is_buffer)
-        return state, _Saved(consts, stacks, marks, count, buffers)
+        return state, _Residuals(consts, stacks, kept, count, buffers)
 
-    def backward(self, saved: _Saved, cotangents: Sequence[Any]) -> list[Any]:
+    def backward(self, saved: _Residuals, cotangents: Sequence[Any]) -> list[Any]:
         """From the cotangents of the last state to those of the consts and first state.
 
         `cotangents` are of the arrays in `perturbed`; the result is for those in `given`,
@@ -131,9 +410,8 @@ class _Derivative:
         if not any(wanted):
             return [None] * (sum(consts_given) + sum(state_given))
         state = self._state([value_at(x, 0) for x in saved.stacks], saved.buffers)
-        masks = spread_backward(
-            self.step, saved.consts, state, consts_given, self.perturbed, wanted
-        )
+        flow = _Flow(self.step, saved.consts, state, consts_given)
+        masks = flow.backward(self.perturbed, wanted)
         of_consts, wanted = masks
         ct_consts = list(map(jnp.zeros_like, take(saved.consts, of_consts)))
         ct_state = [
@@ -146,49 +424,49 @@ class _Derivative:
         return [*take(ct_consts, consts_given), *take(ct_state, state_given)]
 
     def _sweep(
-        self, saved: _Saved, masks: tuple[Mask, Mask], ct_consts: Any, ct_state: Any
+        self, saved: _Residuals, masks: tuple[Mask, Mask], ct_consts: Any, ct_state: Any
     ) -> tuple[list[Any], list[Any]]:
         """Differentiates the steps from the last to the first."""
 
         def body(carry):
-            target, marks, stacks, buffers, ct_consts, ct_state = carry
-            marks, stacks, state = self._replay(
-                saved.consts, target, marks, stacks, buffers
+            target, kept, stacks, buffers, ct_consts, ct_state = carry
+            kept, stacks, state = self._replay(
+                saved.consts, target, kept, stacks, buffers
             )
             buffers, more, ct_state = self._pull_back(
                 saved.consts, state, masks, ct_state
             )
             ct_consts = [a + b for a, b in zip(ct_consts, more, strict=True)]
-            step, _ = marks.last()
-            marks = marks.pop_if(step == target)
-            return target - 1, marks, stacks, buffers, ct_consts, ct_state
+            step, _ = kept.last()
+            kept = kept.pop_if(step == target)
+            return target - 1, kept, stacks, buffers, ct_consts, ct_state
 
-        start = saved.count - 1, saved.marks, saved.stacks, saved.buffers
+        start = saved.count - 1, saved.kept, saved.stacks, saved.buffers
         carry = *start, ct_consts, ct_state
         return lax.while_loop(lambda carry: carry[0] >= 0, body, carry)[-2:]
 
     def _replay(
-        self, consts: Any, target: Any, marks: Marks, stacks: Any, buffers: Any
-    ) -> tuple[Marks, list[Any], list[Any]]:
+        self, consts: Any, target: Any, kept: SavedSteps, stacks: Any, buffers: Any
+    ) -> tuple[SavedSteps, list[Any], list[Any]]:
         """The state before step `target`, recomputed from the last saved state.
 
         Saves states on the way, if there are free slots.
         """
 
         def body(carry):
-            step, stop, marks, stacks, state = carry
+            step, stop, kept, stacks, state = carry
             step, state = step + 1, self.step(consts, state)
             is_saved = (step == stop) & (stop < target)
-            stacks = self._put_if(is_saved, stacks, marks.free_slot(), state)
-            marks = marks.push_if(is_saved, step)
-            stop = jnp.where(is_saved, marks.next_stop(step, target), stop)
-            return step, stop, marks, stacks, state
+            stacks = self._put_if(is_saved, stacks, kept.free_slot(), state)
+            kept = kept.push_if(is_saved, step)
+            stop = jnp.where(is_saved, kept.next_stop(step, target), stop)
+            return step, stop, kept, stacks, state
 
-        step, slot = marks.last()
+        step, slot = kept.last()
         state = self._state([value_at(x, slot) for x in stacks], buffers)
-        if marks.steps is None:
-            return marks, stacks, state  # nothing to recompute
-        carry = step, marks.next_stop(step, target), marks, stacks, state
+        if kept.steps is None:
+            return kept, stacks, state  # nothing to recompute
+        carry = step, kept.next_stop(step, target), kept, stacks, state
         return lax.while_loop(lambda carry: carry[0] < target, body, carry)[2:]
 
     def _put_if(self, pred: Any, stacks: Any, slot: Any, state: Any) -> list[Any]:
@@ -258,103 +536,96 @@ reverse_p: Any = create_vprim(
 first state, to the tangents of its last state."""
 
 
-def spread_forward(
-    step: Any, consts: Any, state: Any, of_consts: Mask, of_state: Mask
-) -> Mask:
-    """The mask of the state that may have a tangent after some number of steps.
+@dataclasses.dataclass(frozen=True)
+class _Flow:
+    """Which arrays of a loop have a tangent after some steps, or a cotangent before them.
 
-    `of_consts` and `of_state` are the masks of those that have one before.
+    `of_consts` is the mask of the consts that have a tangent.
     """
-    can_be = [jnp.issubdtype(jax.typeof(x).dtype, jnp.inexact) for x in state]
-    perturbed = list(of_state)
-    while perturbed != can_be:
-        after = _tangents_of_step(step, consts, state, of_consts, perturbed)
-        merged = [a or b for a, b in zip(perturbed, after, strict=True)]
-        if merged == perturbed:
-            break
-        perturbed = merged
-    return perturbed
 
+    step: Any
+    consts: Any
+    state: Any
+    of_consts: Mask
 
-def spread_backward(
-    step: Any, consts: Any, state: Any, of_consts: Mask, of_state: Mask, wanted: Mask
-) -> tuple[Mask, Mask]:
-    """The masks of the consts and the state that may have a cotangent before a step.
+    def forward(self, of_state: Mask) -> Mask:
+        """The mask of the state that may have a tangent after some number of steps, if
+        `of_state` has one before."""
+        can_be = [jnp.issubdtype(jax.typeof(x).dtype, jnp.inexact) for x in self.state]
+        perturbed = list(of_state)
+        while perturbed != can_be:
+            after = self._tangents(perturbed)
+            merged = [a or b for a, b in zip(perturbed, after, strict=True)]
+            if merged == perturbed:
+                break
+            perturbed = merged
+        return perturbed
 
-    **Arguments:**
+    def backward(self, of_state: Mask, wanted: Mask) -> tuple[Mask, Mask]:
+        """The masks of the consts and the state that may have a cotangent before a step.
 
-    - `of_consts`, `of_state`: the masks of those that have a tangent.
-    - `wanted`: the mask of the state that has a cotangent after the last step.
-    """
-    while True:
-        consts_hit, state_hit = _cotangents_of_step(
-            step, consts, state, of_consts, of_state, wanted
-        )
-        merged = [a or b for a, b in zip(wanted, state_hit, strict=True)]
-        if merged == wanted:
-            return consts_hit, wanted
-        wanted = merged
+        `of_state` has a tangent, and `wanted` a cotangent after the last step.
+        """
+        while True:
+            consts_hit, state_hit = self._cotangents(of_state, wanted)
+            merged = [a or b for a, b in zip(wanted, state_hit, strict=True)]
+            if merged == wanted:
+                return consts_hit, wanted
+            wanted = merged
 
+    def _tangents(self, of_state: Mask) -> Mask:
+        """The mask of the state that has a tangent after one step."""
+        found = [False] * len(self.state)
 
-def _tangents_of_step(
-    step: Any, consts: Any, state: Any, of_consts: Mask, of_state: Mask
-) -> Mask:
-    found = [False] * len(state)
+        def see(i, has_tangent):
+            found[i] = has_tangent
 
-    def see(i, has_tangent):
-        found[i] = has_tangent
+        def run(moving):
+            return jax.jvp(lambda *moving: watch(step_of(moving), see), moving, moving)
 
-    def run(moving):
-        return jax.jvp(lambda *moving: watch(step_of(moving), see), moving, moving)
+        moving, step_of = self._moving(of_state)
+        jax.eval_shape(run, moving)
+        return found
 
-    moving, step_of = _moving(step, consts, state, of_consts, of_state)
-    jax.eval_shape(run, moving)
-    return found
+    def _cotangents(self, of_state: Mask, wanted: Mask) -> tuple[Mask, Mask]:
+        """The masks of the consts and the state that have a cotangent before one step."""
+        hit: set[int] = set()
 
+        def recording(i, x):
+            @jax.custom_vjp
+            def identity(x):
+                return x
 
-def _cotangents_of_step(
-    step: Any, consts: Any, state: Any, of_consts: Mask, of_state: Mask, wanted: Mask
-) -> tuple[Mask, Mask]:
-    hit: set[int] = set()
+            def backward(_, ct):
+                if type(ct) is not SymbolicZero:
+                    hit.add(i)
+                return (ct,)
 
-    def recording(i, x):
-        @jax.custom_vjp
-        def identity(x):
-            return x
+            identity.defvjp(lambda x: (x.value, None), backward, symbolic_zeros=True)
+            return identity(x)
 
-        def backward(_, ct):
-            if type(ct) is not SymbolicZero:
-                hit.add(i)
-            return (ct,)
-
-        identity.defvjp(lambda x: (x.value, None), backward, symbolic_zeros=True)
-        return identity(x)
-
-    def run(moving):
         def marked(*moving):
-            return take(
-                step_of([recording(i, x) for i, x in enumerate(moving)]), wanted
-            )
+            out = step_of([recording(i, x) for i, x in enumerate(moving)])
+            return take(out, wanted)
 
-        out, pull = jax.vjp(marked, *moving)
-        return pull(out)
+        def run(moving):
+            out, pull = jax.vjp(marked, *moving)
+            return pull(out)
 
-    moving, step_of = _moving(step, consts, state, of_consts, of_state)
-    jax.eval_shape(run, moving)
-    numbers = itertools.count()
-    is_hit = [x and next(numbers) in hit for x in (*of_consts, *of_state)]
-    return is_hit[: len(consts)], is_hit[len(consts) :]
+        moving, step_of = self._moving(of_state)
+        jax.eval_shape(run, moving)
+        numbers = itertools.count()
+        is_hit = [x and next(numbers) in hit for x in (*self.of_consts, *of_state)]
+        return is_hit[: len(self.consts)], is_hit[len(self.consts) :]
 
+    def _moving(self, of_state: Mask) -> tuple[list[Any], Callable[..., list[Any]]]:
+        """The arrays of the consts and the state that have tangents, and the step as a
+        function of these."""
+        inputs, mask = [*self.consts, *self.state], [*self.of_consts, *of_state]
+        count = len(self.consts)
 
-def _moving(
-    step: Any, consts: Any, state: Any, of_consts: Mask, of_state: Mask
-) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
-    """The arrays of the consts and the state that have tangents, and the step as a
-    function of these."""
-    inputs, mask = [*consts, *state], [*of_consts, *of_state]
+        def step_of(moving):
+            values = put(inputs, mask, moving)
+            return self.step(values[:count], values[count:])
 
-    def step_of(moving):
-        values = put(inputs, mask, moving)
-        return step(values[: len(consts)], values[len(consts) :])
-
-    return take(inputs, mask), step_of
+        return take(inputs, mask), step_of

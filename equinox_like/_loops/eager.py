@@ -1,4 +1,4 @@
-"""Loops and branches at top level, outside of compiled functions.
+"""Compiles loops and branches that are called at top level, outside of a program.
 
 `jax.lax` caches what it compiles for a loop by the identity of the user's functions. Ours
 wrap these in new functions at each call, so JAX would compile each call. At top level they
@@ -15,9 +15,8 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .._annotations import signature_of
-from .._compat.tracing import at_top_level
-from .._core.base import jit_is_disabled
-from .._core.caches import on_clear
+from .._compat.tracing import at_top_level, jit_is_disabled
+from .._core.base import on_clear
 from .._jit import filter_jit
 from .._jit.donation import Donate
 from .._module.values import JITTED

@@ -1,5 +1,6 @@
-"""`filter_while_loop` and `filter_fori_loop`, `while_loop` of `equinox_like.internal`,
-and the kinds of loops: `"lax"`, `"bounded"` and `"checkpointed"`.
+"""`filter_while_loop`, `filter_fori_loop`, `internal.while_loop`, and the kinds of loops.
+
+The kinds are `"lax"`, `"bounded"` and `"checkpointed"`.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,10 +18,14 @@ from .._transforms.arguments import show_as_call
 from .._tree.filters import is_array_like, is_array_or_struct
 from .._tree.nodes import describe_node
 from .._tree.require import require_integer
-from .carry import BufferCarry, Carry, arrays_of, type_of, with_carry
-from .checkpointed import run_checkpointed
+from .carry import BufferCarry, Carry, arrays_of, jax_type, with_carry
+from .checkpointed import (
+    MOST_STEPS,
+    check_checkpoints,
+    number_of_checkpoints,
+    run_checkpointed,
+)
 from .eager import as_python, run_cached
-from .schedule import MOST_STEPS, check_checkpoints, number_of_checkpoints
 from .staging import Loop, goes_on, is_boolean_scalar, run_plain, stage
 
 _C = TypeVar("_C")
@@ -92,13 +97,7 @@ def filter_while_loop(
     return run_cached(_filter_while_loop, (cond, body), init, limit, kind, checkpoints)
 
 
-def _filter_while_loop(
-    functions: Sequence[Any],
-    init: Any,
-    limit: int | None,
-    kind: LoopKind,
-    checkpoints: int | None,
-) -> Any:
+def _filter_while_loop(functions, init, limit, kind, checkpoints) -> Any:
     cond, body = functions
     if checkpoints is not None and kind != "checkpointed":
         raise ValueError(
@@ -140,7 +139,7 @@ def _filter_while_loop(
 
 def _require_bool(goes_on: Any, cond: Any) -> None:
     if not is_boolean_scalar(goes_on):
-        found = type_of(goes_on) if is_array_like(goes_on) else describe_node(goes_on)
+        found = jax_type(goes_on) if is_array_like(goes_on) else describe_node(goes_on)
         raise TypeError(
             f"`filter_while_loop`: the condition `{name_of(cond)}` must return a boolean "
             f"scalar; it returned {found}."
@@ -203,9 +202,7 @@ def filter_fori_loop(
     return run_cached(_filter_fori_loop, [body], lower, upper, init, unroll)
 
 
-def _filter_fori_loop(
-    functions: Sequence[Any], lower: Any, upper: Any, init: Any, unroll: Any
-) -> Any:
+def _filter_fori_loop(functions, lower, upper, init, unroll) -> Any:
     (body,) = functions
 
     def run(carry: Carry) -> Any:

@@ -1,4 +1,4 @@
-"""`filter_scan`, `filter_map`; `scan` and `scan_trick` of `internal`: loops over arrays."""
+"""`filter_scan`, `filter_map`, and `scan` of `internal`: loops over arrays."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -21,12 +21,10 @@ from .._tree.filters import is_array
 from .._tree.nodes import path_str
 from .._tree.require import require_integer
 from .branch import filter_switch
-from .buffers import Place, read, write
-from .carry import BufferCarry, Carry, arrays_of, with_carry
-from .checkpointed import run_checkpointed
+from .carry import BufferCarry, Carry, Place, arrays_of, read, with_carry, write
+from .checkpointed import check_checkpoints, number_of_checkpoints, run_checkpointed
 from .eager import as_python, run_cached
 from .loop import wrong_kind
-from .schedule import check_checkpoints, number_of_checkpoints
 from .staging import as_after_a_step, stage
 
 _C = TypeVar("_C")
@@ -105,15 +103,7 @@ def filter_scan(
     return run_cached(_filter_scan, [f], init, xs, steps, reverse, unroll, checkpoint)
 
 
-def _filter_scan(
-    functions: Sequence[Any],
-    init: Any,
-    xs: Any,
-    length: int | None,
-    reverse: bool,
-    unroll: int | bool,
-    checkpoint: Any,
-) -> Any:
+def _filter_scan(functions, init, xs, length, reverse, unroll, checkpoint) -> Any:
     (f,) = functions
     data, template = take_apart(xs)
     steps = check_lengths(f"`filter_scan` of `{name_of(f)}`", xs, length)
@@ -166,11 +156,21 @@ def _by_checkpoints(
     flat: Any,
     carry: Carry | BufferCarry,
     xs: Any,
-    steps: int,
+    length: int,
     checkpoints: int | None,
     reverse: bool = False,
 ) -> Any:
-    """The last carry and the outputs, from `flat(data, x, pred) -> (data, y)`."""
+    """The last carry, and the outputs of each step along axis 0; `None` if a number has
+    changed.
+
+    **Arguments:**
+
+    - `flat(data, x, pred)`: returns the arrays of the next carry and a `y`, given those
+        of a carry and an `x`; `pred` is as in `stage`.
+    - `xs`: a list of arrays.
+    - `length`: the number of steps, at least 1.
+    - `checkpoints`: as for `while_loop`.
+    """
     out_tree: Any = None
 
     @functools.wraps(flat)  # so that JAX's messages name what `flat` is shown as
@@ -180,13 +180,47 @@ def _by_checkpoints(
         leaves, out_tree = jtu.tree_flatten(y)
         return before if after is None else after, leaves
 
-    types = output_types(step, carry.data, xs)
+    xs = list(map(jnp.asarray, xs))
+    types = _output_types(step, carry.data, xs)
     if carry.numbers_change:
         return None
-    last, ys = checkpointed_scan(
-        step, carry.data, carry.is_buffer, xs, types, steps, checkpoints, reverse
-    )
-    return carry.whole(last), unpack(out_tree.unflatten(ys))
+    ys = [_zeros(length, y) for y in types]
+    first_x = 1 + len(carry.data)
+    first_y = first_x + len(xs)
+
+    def body(pred, state):
+        i, *data = state[:first_x]
+        place, index = Place.of((length - 1 - i) if reverse else i, {})
+        pairs = [read(x, place, index) for x in state[first_x:first_y]]
+        data, y = step(pred, data, [row for row, _ in pairs])
+        written = [
+            write(pred, whole, row, place, index)
+            for whole, row in zip(state[first_y:], y, strict=True)
+        ]
+        return [i + 1, *data, *(x for _, x in pairs), *written]
+
+    flags = [False, *carry.is_buffer, *([True] * (len(xs) + len(ys)))]
+    start = [np.int32(0), *carry.data, *xs, *ys]
+    loop = stage(lambda state: True, body, start, flags)
+    number = number_of_checkpoints(length, checkpoints)
+    out = loop.complete(run_checkpointed(loop, length, number))
+    return carry.whole(out[1:first_x]), unpack(out_tree.unflatten(out[first_y:]))
+
+
+def _output_types(step: Any, data: Sequence[Any], xs: Sequence[Any]) -> Sequence[Any]:
+    """The shapes and dtypes of the `y` of one step; see `_by_checkpoints`."""
+
+    @functools.wraps(step)
+    def types(data, xs):
+        return step(jnp.asarray(True), data, [x[0] for x in xs])
+
+    data = list(map(jnp.asarray, data))
+    while True:
+        after, y = jax.eval_shape(types, data, xs)
+        changed = as_after_a_step(data, after, keeps_weak=True)  # as in a plain scan
+        if changed is None:
+            return y
+        data = changed
 
 
 @frames_hidden
@@ -375,69 +409,6 @@ def scan_trick(
         return filter_switch(i, branches, fn(carry)), None
 
     return filter_scan(step, init, jnp.arange(len(branches)))[0]
-
-
-Step = Callable[[Any, Any, Any], tuple[Sequence[Any], Sequence[Any]]]
-
-
-def output_types(f: Step, carry: Sequence[Any], xs: Sequence[Any]) -> Sequence[Any]:
-    """The shapes and dtypes of the `y` of one step; see `checkpointed_scan`."""
-
-    @functools.wraps(f)
-    def types(carry, xs):
-        return f(jnp.asarray(True), carry, [x[0] for x in xs])
-
-    carry, xs = list(map(jnp.asarray, carry)), list(map(jnp.asarray, xs))
-    while True:
-        after, y = jax.eval_shape(types, carry, xs)
-        changed = as_after_a_step(carry, after, keeps_weak=True)  # as in a plain scan
-        if changed is None:
-            return y
-        carry = changed
-
-
-def checkpointed_scan(
-    f: Step,
-    carry: Sequence[Any],
-    is_buffer: Sequence[bool],
-    xs: Sequence[Any],
-    types: Sequence[Any],
-    length: int,
-    checkpoints: int | None,
-    reverse: bool = False,
-) -> tuple[list[Any], list[Any]]:
-    """The last carry, and the outputs of each step along axis 0.
-
-    **Arguments:**
-
-    - `f(pred, carry, x)`: returns the arrays of the next carry and of a `y`, given
-        those of a carry and an `x`; `pred` is as in `stage`.
-    - `is_buffer`: for each array of the carry, whether it is a buffer.
-    - `types`: the `output_types`.
-    - `length`: the number of steps, at least 1.
-    - `checkpoints`: as for `while_loop`.
-    """
-    xs = list(map(jnp.asarray, xs))
-    ys = [_zeros(length, y) for y in types]
-    first_x, first_y = 1 + len(carry), 1 + len(carry) + len(xs)
-
-    def body(pred, state):
-        i, *carry = state[:first_x]
-        place, index = Place.of((length - 1 - i) if reverse else i, {})
-        pairs = [read(x, place, index) for x in state[first_x:first_y]]
-        carry, y = f(pred, carry, [row for row, _ in pairs])
-        written = [
-            write(pred, whole, row, place, index)
-            for whole, row in zip(state[first_y:], y, strict=True)
-        ]
-        return [i + 1, *carry, *(x for _, x in pairs), *written]
-
-    flags = [False, *is_buffer, *([True] * (len(xs) + len(ys)))]
-    loop = stage(lambda state: True, body, [np.int32(0), *carry, *xs, *ys], flags)
-    out = loop.complete(
-        run_checkpointed(loop, length, number_of_checkpoints(length, checkpoints))
-    )
-    return out[1:first_x], out[first_y:]
 
 
 def _zeros(length: int, y: jax.ShapeDtypeStruct) -> jax.Array:

@@ -18,7 +18,7 @@ from jax import lax
 
 from .._compat.axes import vary_over, varying_alike, varying_axes
 from .._compat.jaxpr import eval_jaxpr, without_constants
-from .._compat.rules import (
+from .._compat.primitives import (
     Zero,
     batching_rules,
     identity,
@@ -30,7 +30,7 @@ from .._compat.rules import (
     transposition_rules,
 )
 from .._runtime.finalise import register_impl_finalisation
-from .._runtime.unvmap import unvmap_any_p
+from .._runtime.primitives import unvmap_any_p
 from .._tree.arrays import is_weak, reusable
 from .._tree.filters import is_array, is_array_like
 
@@ -266,13 +266,10 @@ def select_if_vmap(pred: Any, x: Any, y: Any) -> Any:
     return out
 
 
+# Of arrays, and of their types.
+@select_if_vmap_p.def_abstract_eval
 @select_if_vmap_p.def_impl
 def _run(pred, x, y):
-    return [x]
-
-
-@select_if_vmap_p.def_abstract_eval
-def _type_of_results(pred, x, y):
     return [x]
 
 

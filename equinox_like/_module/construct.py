@@ -1,7 +1,6 @@
 """`ModuleSpec`: the description of a Module class; and the construction of an instance."""
 
 import dataclasses
-import functools
 import inspect
 import sys
 import types
@@ -12,11 +11,11 @@ from typing import Any, Final
 import jax.tree_util as jtu
 
 from .._annotations import annotate, annotations_of, signature_of
+from .._errors import warn
 from .._tree.cached import MISSING, raw_dict
 from .._tree.cycles import check_no_cycle
 from .._tree.filters import is_inexact_array_like
 from .._tree.require import explain_call
-from .._warn import warn
 from .fields import (
     add_note_on_abstract_fields,
     converter_of,
@@ -34,7 +33,6 @@ from .values import (
     check_values,
     harmless_types,
     may_hold_callable,
-    may_need_check,
     type_name,
 )
 
@@ -78,9 +76,6 @@ class ModuleSpec:
         self.read_static = getter(self.static)
         # The generated `__init__`; `None` if a hand-written one is used.
         self.init = init
-        # Whether a generated `__init__` calls `__post_init__`. One that is added to the
-        # class later is not called, as in a dataclass.
-        self.has_post_init = hasattr(cls, "__post_init__")
         # Whether the class was declared abstract, and the variables that it still lacks.
         self.is_abstract = is_abstract
         self.abstract_variables, self.abstract_class_variables = (
@@ -100,29 +95,7 @@ class ModuleSpec:
             and not (is_abstract or self.abstract_class_variables)
             and not inspect.isabstract(cls)
         )
-        # Whether there are converters, or abstract variables without a value.
-        self.needs_conversion = bool(self.converters or self.abstract_variables)
-        # Whether construction is `__init__` and the checks of values, and nothing else.
-        self.init_is_all = (
-            init is not None
-            and self.new_is_plain
-            and self.plain_setattr
-            and not (self.no_init or self.needs_conversion or self.has_post_init)
-        )
-        # Whether the fields must be checked for values of any type.
-        self.has_checks = bool(self.static or self.no_init or self.checks) or any(
-            map(may_need_check, fields)
-        )
-
-    @functools.cached_property
-    def assign(self) -> Callable[..., None]:
-        """The generated `__init__` for construction, which need not check for freezing.
-
-        Made when the first instance is: generating it takes 0.2 ms.
-        """
-        return generate_init(
-            self.cls, past_setattr=self.plain_setattr, has_post_init=self.has_post_init
-        )
+        self.has_checks = bool(self.static or self.no_init or self.checks)
 
 
 def spec_of(cls: type) -> ModuleSpec | None:
@@ -148,14 +121,11 @@ def has_custom_init(cls: type) -> bool:
     return False
 
 
-def generate_init(
-    cls: type, past_setattr: bool, has_post_init: bool
-) -> Callable[..., None]:
+def generate_init(cls: type) -> Callable[..., None]:
     """An `__init__` for the fields of `cls`, as `dataclasses` would generate it.
 
-    That takes time by the square of the number of fields. With `past_setattr`, it assigns
-    by `object.__setattr__` instead of ours, which saves two thirds of the time of a
-    construction, and would change a frozen instance.
+    That takes time by the square of the number of fields. A `__post_init__` that is added
+    to the class later is not called, as in a dataclass.
     """
     pseudo_fields = cls.__dataclass_fields__  # pyright: ignore[reportAttributeAccessIssue]
     fields: list[Any] = [
@@ -163,17 +133,17 @@ def generate_init(
         for f in pseudo_fields.values()
         if f._field_type is not dataclasses._FIELD_CLASSVAR  # pyright: ignore
     ]
-    by_place = [f for f in fields if f.init and not f.kw_only]
-    by_name = [f for f in fields if f.init and f.kw_only]
-    for f, following in pairwise(by_place):
-        if _has_default(f) and not _has_default(following):
+    by_place = [_parameter(f) for f in fields if f.init and not f.kw_only]
+    by_name = [_parameter(f) for f in fields if f.init and f.kw_only]
+    for before, after in pairwise(by_place):
+        if "=" in before and "=" not in after:
+            last = before.partition("=")[0]
             raise TypeError(
-                f"non-default argument {following.name!r} follows default argument "
-                f"{f.name!r}"
+                f"non-default argument {after!r} follows default argument {last!r}"
             )
-    parameters = [f.name for f in [*by_place, *by_name]]
+    parameters = [text.partition("=")[0] for text in by_place + by_name]
     this = "__dataclass_self__" if "self" in parameters else "self"
-    lines, passed_on = ["pass"], []
+    lines, passed_on = [f"__set__ = __setter__({this})"], []
     for f in fields:
         name = value = f.name
         if f.default_factory is not MISSING:
@@ -184,22 +154,22 @@ def generate_init(
             continue
         elif not f.init:
             continue
-        by_object = f"__set__({this}, {name!r}, {value})"
-        lines.append(by_object if past_setattr else f"{this}.{name} = {value}")
-    if has_post_init:
+        lines.append(f"__set__({this}, {name!r}, {value})")
+    if hasattr(cls, "__post_init__"):
         lines.append(f"{this}.__post_init__({', '.join(passed_on)})")
-    given = [this, *map(_parameter, by_place)]
-    given += ["*", *map(_parameter, by_name)] if by_name else []
-    code = (
-        "def make(__set__, __fields__, __unset__):\n"
-        f" def __init__({', '.join(given)}):\n  "
-        + "\n  ".join(lines)
-        + "\n return __init__"
+    given = [this, *by_place, *(["*", *by_name] if by_name else [])]
+    code = "\n  ".join(
+        [
+            "def make(__setter__, __fields__, __unset__):",
+            f"def __init__({', '.join(given)}):",
+            *(f"  {line}" for line in lines),
+            "return __init__",
+        ]
     )
     scope: dict[str, Any] = {}
     exec(code, vars(sys.modules.get(cls.__module__, types)), scope)
     # The last one is what `dataclasses` shows as the default of a field with a factory.
-    init = scope["make"](_set, pseudo_fields, dataclasses._HAS_DEFAULT_FACTORY)  # pyright: ignore
+    init = scope["make"](_setter, pseudo_fields, dataclasses._HAS_DEFAULT_FACTORY)  # pyright: ignore
     init.__qualname__ = f"{cls.__qualname__}.__init__"
     init.__module__ = cls.__module__
     init.__doc__ = cls.__init__.__doc__
@@ -212,6 +182,16 @@ def generate_init(
 
     annotate(init, annotations_of_init)
     return init
+
+
+def _setter(made: Any) -> Any:
+    """What a generated `__init__` assigns fields with.
+
+    `object.__setattr__` saves a third of the time of a construction. It would change a
+    frozen instance, and does not do what a `__setattr__` of the user's does.
+    """
+    may_bypass = made._assignable_ and made._module_spec_.plain_setattr
+    return _set if may_bypass else type(made).__setattr__
 
 
 def convert_annotations(init: Callable[..., None], spec: ModuleSpec) -> None:
@@ -232,10 +212,6 @@ def warn_of_unused_post_init(cls: type) -> None:
             "and a `__post_init__`, which will never run. Call it from the "
             "`__init__`, or remove one of them."
         )
-
-
-def _has_default(f: Any) -> bool:
-    return f.default is not MISSING or f.default_factory is not MISSING
 
 
 def _parameter(f: Any) -> str:
@@ -270,47 +246,20 @@ def construct(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
     # comment, since `help` would show a docstring for each `__call__` that has none.
     spec: ModuleSpec = cls._module_spec_
     try:
-        if spec.init_is_all:
+        if spec.new_is_plain:
             self = _new(cls)
-            if kwargs:
-                spec.assign(self, *args, **kwargs)
-                args += tuple(kwargs.values())
-            else:  # faster
-                spec.assign(self, *args)
-            # Reading the fields takes longer than to go through the arguments.
-            values = spec.read_all(self) if spec.has_checks else args
         else:
-            if spec.new_is_plain:
-                self = _new(cls)
-            else:
-                self = _make_empty(cls, spec, args, kwargs)
-                if not isinstance(self, cls):
-                    return self
-                if _is_finished(self, spec) and _count_references(self) != _ALONE:
-                    # `__new__` returned an instance that it made before.
-                    cls.__init__(self, *args, **kwargs)
-                    return self
-            init = cls.__init__
-            if init is spec.init:
-                init = spec.assign
-            _set(self, ASSIGNABLE, cls._assignable_names_)
-            try:
-                if kwargs:
-                    init(self, *args, **kwargs)
-                else:
-                    init(self, *args)
-                try:
-                    values = spec.read_all(self)
-                except AttributeError:
-                    _require_all_fields(self, spec)
-                    raise
-            finally:
-                _unset(self, ASSIGNABLE)
-            if spec.needs_conversion:
-                values = _convert(self, spec)
-            # If nothing else refers to the instance, none of its fields can contain it.
-            if _count_references(self) != _ALONE:
-                check_values(self, _own_fields(self, spec))
+            self = _make_empty(cls, spec, args, kwargs)
+            if not isinstance(self, cls):
+                return self
+            if _is_finished(self, spec) and _count_references(self) != _ALONE:
+                # `__new__` returned an instance that it made before.
+                cls.__init__(self, *args, **kwargs)
+                return self
+        values = _initialise(self, cls, spec, args, kwargs)
+        # If nothing else refers to the instance, none of its fields can contain it.
+        if _count_references(self) != _ALONE:
+            check_values(self, _own_fields(self, spec))
     except TypeError as error:
         explain_call(error, cls, args, kwargs, f"{cls.__name__}({{}})")
         raise
@@ -326,6 +275,28 @@ def construct(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
     if spec.has_checks:
         _check_fields(self, spec)
     return self
+
+
+def _initialise(made: Any, cls: Any, spec: ModuleSpec, args: Any, kwargs: Any) -> Any:
+    """Calls `__init__`, which may assign fields, and the converters. Returns the values
+    of the fields."""
+    # Not called `self`: then errors would name the instance as a layer that runs.
+    _set(made, ASSIGNABLE, cls._assignable_names_)
+    try:
+        if kwargs:
+            cls.__init__(made, *args, **kwargs)
+        else:  # faster
+            cls.__init__(made, *args)
+        try:
+            values = spec.read_all(made)
+        except AttributeError:
+            _require_all_fields(made, spec)
+            raise
+    finally:
+        _unset(made, ASSIGNABLE)
+    if spec.converters or spec.abstract_variables:
+        return _convert(made, spec)
+    return values
 
 
 def filled(cls: type, fields: dict[str, Any]) -> Any:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
 
 from .._annotations import annotations_of
+from .._errors import warn
 from .._tree.cached import MISSING, Attribute
-from .._tree.structure import FLAT
-from .._warn import warn
+from .._tree.registry import FLAT
 from .flatten import ASSIGNABLE, AUX
 
 _CONVERTER = "converter"
@@ -98,9 +98,9 @@ def converter_of(f: dataclasses.Field) -> Callable[[Any], Any] | None:
 # The attribute with the abstract variables of a class's own body, from name to kind.
 _OWN: Final = "_module_abstract_"
 # What instances and classes keep of themselves, and the settings of our own classes.
-_OF_INSTANCES = {FLAT, AUX, ASSIGNABLE}
-_OF_CLASSES = {_OWN, "_assignable_names_", "_module_fields_", "_module_spec_"}
-_SETTINGS = {
+_RESERVED: Final = {
+    *(FLAT, AUX, ASSIGNABLE),
+    *(_OWN, "_assignable_names_", "_module_fields_", "_module_spec_"),
     "_passes_calls_on_",
     "_registers_itself_",
     "_shown_",
@@ -115,8 +115,7 @@ def _check_no_reserved_names(cls: Any, annotations: dict[str, Any]) -> None:
     # A copy of a Module class has what its metaclass wrote.
     if cls.__module__.startswith(_LIBRARY) or "__dataclass_fields__" in body:
         return
-    reserved = _OF_INSTANCES | _OF_CLASSES | _SETTINGS
-    for name in sorted(reserved.intersection({*annotations, *body})):
+    for name in sorted(_RESERVED.intersection({*annotations, *body})):
         kind = "Field" if name in annotations else "Attribute"
         raise TypeError(
             f"{kind} '{name}' of {cls.__qualname__} has a reserved name, under which a "
@@ -275,14 +274,13 @@ def own_declarations(cls: type, annotations: dict[str, Any]) -> dict[str, Any]:
                 f"Cannot use an unsubscripted `{kind.__name__}`, as for '{name}' of "
                 f"{cls.__qualname__}: write `{name}: {kind.__name__}[SomeType]`."
             )
-        declared[name] = kind
-    for name in declared:
         if name in cls.__dict__:
             raise TypeError(
                 f"The abstract attribute '{name}' of {cls.__qualname__} cannot have "
                 f"value {cls.__dict__[name]!r}. To give it one, annotate it with the "
                 "type alone."
             )
+        declared[name] = kind
     setattr(cls, _OWN, declared)
     return declared
 

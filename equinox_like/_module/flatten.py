@@ -20,9 +20,8 @@ import jax.tree_util as jtu
 
 from .._annotations import ARE_LAZY
 from .._tree.cached import MISSING, Attribute, Cached, build_now, raw_dict, set_raw_dict
-from .._tree.registry import register_cached
+from .._tree.registry import cached_types, register_cached
 from .._tree.strict import strict_key, strict_types
-from .._tree.structure import cached_types
 
 WRAPPER_ATTRIBUTES: Final = (
     "__module__",
@@ -34,7 +33,6 @@ WRAPPER_ATTRIBUTES: Final = (
 AUX: Final = "_aux_"
 # The attribute with the names that can be assigned while an instance is constructed.
 ASSIGNABLE: Final = "_assignable_"
-SCANNED: Final = frozenset({"<a tree is searched for this instance>"})
 
 # The errors of reading an attribute that is missing.
 _WITHOUT_VALUE: Final = (AttributeError, RuntimeError)
@@ -51,7 +49,7 @@ class Aux(tuple):
     values: tuple[Any, ...] | None
     # Then: the instance's `__dict__` with `None` as children.
     blank: dict[str, Any] | None
-    # For `_tree/own_registry.py`: the structures of nodes with it, by a short key.
+    # For `_tree/registry.py`: the structures of nodes with it, by a short key.
     structures: dict[Any, Any]
 
     def __reduce__(self):
@@ -64,10 +62,6 @@ class Aux(tuple):
 
 
 strict_types.add(Aux)
-
-
-class ContainsItself(Exception):
-    """Flattening reached the instance marked as `SCANNED`."""
 
 
 class Node(Cached):
@@ -130,9 +124,6 @@ def make_functions(
     def flatten_first(self):
         build_now(self)
         attributes = raw_dict(self)
-        state = self._assignable_
-        if state is SCANNED:
-            raise ContainsItself
         present, fixed = dynamic, static
         if attributes.keys() != all_names:
             # Fields may be missing, and there may be other attributes: cached properties,
@@ -141,7 +132,7 @@ def make_functions(
             fixed = tuple(n for n in static + WRAPPER_ATTRIBUTES if n in attributes)
         statics = tuple([attributes[name] for name in fixed])
         aux = _make_aux(present, fixed, statics, shared)
-        if not state:
+        if not self._assignable_:
             if present + fixed == names:
                 aux.values = get_static(self)
             _set(self, AUX, aux)

@@ -19,11 +19,12 @@ from .._call_path import call_part
 from .._compat.tracing import Tracer
 from .._tree.at import choosing, tree_at
 from .._tree.filters import array_filter, is_array_like, is_inexact_array
-from .._tree.glob import matches_above
 from .._tree.nodes import children_of, describe_node, leaf_paths, listed, plain_path
 from .._tree.partitioning import map_arrays, map_nodes, tree_filter
+from .._tree.paths import matches_above
 from .._tree.registry import register_cached
 from .._tree.strict import compared_as_trees
+from .construct import filled
 from .fields import field
 from .flatten import Node
 from .module import Module
@@ -280,11 +281,9 @@ def unfrozen(tree: _Tree) -> _Tree:
         assert eqx.unfrozen({"w": eqx.frozen(w)})["w"] is w
         ```
     """
-    return map_nodes(lambda node: unfrozen(node.value), tree, _is_frozen)
-
-
-def _is_frozen(node: Any) -> bool:
-    return isinstance(node, Frozen)
+    return map_nodes(
+        lambda node: unfrozen(node.value), tree, lambda node: isinstance(node, Frozen)
+    )
 
 
 def _has_buffers(node: Any) -> bool:
@@ -318,21 +317,17 @@ def _all_true(node: Any) -> Any:
     return jtu.tree_map(lambda _: True, node)
 
 
-def _flatten(node: Frozen):
+def _flatten(node: Frozen) -> tuple[tuple[Any], None]:
     return (node.value,), None
-
-
-def _flatten_with_keys(node: Frozen):
-    return ((_ToContent(), node.value),), None
 
 
 def _unflatten(_: None, children: Iterable[Any]) -> Frozen:
     (value,) = children
-    node: Any = object.__new__(Frozen)
-    object.__setattr__(node, "value", value)
-    return node
+    return filled(Frozen, {"value": value})
 
 
-jtu.register_pytree_with_keys(Frozen, _flatten_with_keys, _unflatten, _flatten)
+jtu.register_pytree_with_keys(
+    Frozen, lambda node: (((_ToContent(), node.value),), None), _unflatten, _flatten
+)
 compared_as_trees.add(Frozen)  # although its `==` is that of an array
 register_cached(Frozen, _flatten, _unflatten, lambda _: ("value",))

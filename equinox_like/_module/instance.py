@@ -1,4 +1,4 @@
-"""What each instance of a Module has: the names that it shows, and no assignment."""
+"""What each instance of a Module has: names, a picture, and errors for assignments."""
 
 import dataclasses
 import functools
@@ -159,34 +159,72 @@ def _add_note_on_property(self: Any, name: str, error: AttributeError) -> None:
 
 
 def raise_assignment_error(self: Any, name: str) -> NoReturn:
+    raise dataclasses.FrozenInstanceError(_why_immutable(self, name))
+
+
+def _why_immutable(self: Any, name: str) -> str:
     spec: ModuleSpec = self._module_spec_
+    owner = type_name(self)
     if self._assignable_:
         unset = [n for n in spec.names if n not in self.__dict__]
-        raise dataclasses.FrozenInstanceError(
-            f"Cannot set '{name}' on {type_name(self)}: it is not a field. Declare it, "
-            f"as in `{name}: SomeType`, in the body of the class."
+        return (
+            f"Cannot set '{name}' on {owner}: it is not a field. Declare it, as in "
+            f"`{name}: SomeType`, in the body of the class."
             + did_you_mean(name, unset, "`self.{}`")
         )
     if name == "__isabstractmethod__":
-        raise dataclasses.FrozenInstanceError(
-            f"Cannot mark {type_name(self)} as abstract: put `@abstractmethod` below the "
-            "other decorators, directly above the method."
+        return (
+            f"Cannot mark {owner} as abstract: put `@abstractmethod` below the other "
+            "decorators, directly above the method."
         )
     if self._wraps_callables_ and name not in spec.names:
-        raise dataclasses.FrozenInstanceError(
-            f"Cannot set or delete '{name}' on {type_name(self)}, which is immutable. If a "
-            "decorator sets it, put it below the transformation, or decorate a plain "
-            "function that calls this one."
+        return (
+            f"Cannot set or delete '{name}' on {owner}, which is immutable. If a decorator "
+            "sets it, put it below the transformation, or decorate a plain function that "
+            "calls this one."
         )
+    fix = (
+        "`dataclasses.replace(module, field=new_value)` if its class has no `__init__` of "
+        "its own, or build a new one"
+    )
     if name in spec.dynamic:
         fix = f"`tree_at(lambda m: m.{name}, module, new_value)`"
-    else:
-        fix = (
-            "`dataclasses.replace(module, field=new_value)` if its class has no "
-            "`__init__` of its own, or build a new one"
-        )
-    raise dataclasses.FrozenInstanceError(
-        f"Cannot set or delete '{name}' on {type_name(self)}: Modules are immutable once "
+    return (
+        f"Cannot set or delete '{name}' on {owner}: Modules are immutable once "
         f"constructed. Make a changed copy instead, for example by {fix}. What a call of a "
         "model changes belongs to an `nn.State`, which the call takes and returns."
+    )
+
+
+def render(node: Any, path: str | None, subtree_renderer: Any) -> Any:
+    """A dataclass as treescope shows it, with its static fields marked.
+
+    Arguments and result are those of `__treescope_repr__`. The names of static fields
+    are in italics, with a remark `# static` if the field has its own line.
+    """
+    from treescope import formatting_util, rendering_parts as parts
+
+    children = []
+    for field in dataclasses.fields(node):
+        if not field.repr:
+            continue
+        name, remarks = parts.text(field.name), []
+        if field.metadata.get("static", False):
+            name = parts.custom_style(name, "font-style: italic")
+            remarks = [parts.comment_color(parts.text("  # static"))]
+        if hasattr(node, field.name):
+            below = None if path is None else f"{path}.{field.name}"
+            value = subtree_renderer(getattr(node, field.name), path=below)
+        else:
+            value = parts.text("<uninitialised>")
+        children.append(
+            parts.siblings_with_annotations(name, "=", value, extra_annotations=remarks)
+        )
+    return parts.build_foldable_tree_node_from_children(
+        prefix=parts.render_dataclass_constructor(node),
+        children=children,
+        suffix=")",
+        comma_separated=True,
+        path=path,
+        background_color=formatting_util.color_from_string(type(node).__qualname__),
     )

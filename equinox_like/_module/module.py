@@ -42,8 +42,13 @@ from .flatten import (
     register_empty,
     restore,
 )
-from .instance import Immutable, OfCallables, raise_assignment_error, show_function
-from .render import render
+from .instance import (
+    Immutable,
+    OfCallables,
+    raise_assignment_error,
+    render,
+    show_function,
+)
 from .values import (
     ARRAYS,
     JITTED,
@@ -197,9 +202,7 @@ class ModuleMeta(abc.ABCMeta):
                 f"`init=False` for {name}: neither it nor a base class defines `__init__`."
             )
         else:
-            generated = cls.__init__ = generate_init(
-                cls, past_setattr=False, has_post_init=hasattr(cls, "__post_init__")
-            )
+            generated = cls.__init__ = generate_init(cls)
         spec = ModuleSpec(
             cls,
             is_abstract=is_abstract or getattr(strict, "force_abstract", False),
@@ -248,9 +251,6 @@ class ModuleMeta(abc.ABCMeta):
         ):
             value = Attribute(cls, name, value)
         super().__setattr__(name, _as_method(name, value))
-        if name == "__init__" and spec is not None:
-            # This `__init__` may assign other attributes, or leave fields unset.
-            spec.init_is_all = False
 
     def __delattr__(cls, name: str) -> None:
         found = cls.__dict__.get(name)
@@ -432,21 +432,15 @@ def as_pytree(fun: Any) -> Any:
     return MethodDescriptor(fun.__func__).__get__(fun.__self__)
 
 
-def _flatten_bound(bound: BoundMethod):
+def _flatten_bound(bound: Any) -> tuple[tuple[Any], Any]:
     attributes = raw_dict(bound)
     return (attributes["__self__"],), attributes["__func__"]
 
 
-def _flatten_bound_with_keys(bound: BoundMethod):
-    (instance,), function = _flatten_bound(bound)
-    return ((jtu.GetAttrKey("__self__"), instance),), function
-
-
-def _unflatten_bound(function: Any, children: Any) -> BoundMethod:
-    return MethodDescriptor(function).__get__(children[0])
-
-
 show_function(BoundMethod)
 jtu.register_pytree_with_keys(
-    BoundMethod, _flatten_bound_with_keys, _unflatten_bound, _flatten_bound
+    BoundMethod,
+    lambda bound: (((jtu.GetAttrKey("__self__"), bound.__self__),), bound.__func__),
+    lambda function, children: MethodDescriptor(function).__get__(*children),
+    _flatten_bound,
 )

@@ -1,5 +1,7 @@
-"""Checks of the values of a new instance's fields, which detect common mistakes; and how
-instances are compared and hashed by the identity of their arrays.
+"""Checks of the values of a new instance's fields, and the key that compares instances.
+
+The checks detect common mistakes. Instances are compared and hashed by the identity of
+their arrays.
 
 Each check runs only if the type of some value requires it, so that most constructions
 are not slowed down.
@@ -17,20 +19,19 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from .._compat.batching import wrapped_by
+from .._compat.tracing import wrapped_by
+from .._errors import warn
 from .._tree.arrays import describe_array
-from .._tree.cycles import check_no_cycle
+from .._tree.cycles import check_no_cycle, contains
 from .._tree.filters import is_array, is_array_like
 from .._tree.nodes import flatten_with_nodes, plain_path, with_article
 from .._tree.strict import ByIdentity, strict_key, strict_treedef
-from .._warn import warn
-from .flatten import ASSIGNABLE, SCANNED, ContainsItself, Node
+from .flatten import Node
 
 # Name and value of each field to check.
 Fields = Iterator[tuple[str, Any]]
 
 _set = object.__setattr__
-_unset = object.__delattr__
 
 # Values of these types hold no array.
 HOLD_NO_ARRAY: Final = frozenset(
@@ -82,14 +83,13 @@ def warn_of_unannotated(cls: Any, namespace: dict[str, Any]) -> None:
         if name in declared or (name.startswith("__") and name.endswith("__")):
             continue
         for leaf in leaves_of(value, is_leaf=_is_module):
-            if not _is_module(leaf):
-                found = describe_array(leaf) if isinstance(leaf, jax.Array) else None
+            found = describe_array(leaf) if isinstance(leaf, jax.Array) else None
             # A Module without arrays is a constant, like a function: so are decorated
             # methods. But one that behaves differently at inference must be found then.
-            elif any(map(is_array, leaves_of(leaf))) or hasattr(leaf, "inference"):
+            if _is_module(leaf) and (
+                hasattr(leaf, "inference") or any(map(is_array, leaves_of(leaf)))
+            ):
                 found = with_article(type(leaf).__name__)
-            else:
-                found = None
             if found is not None:
                 kind = type(value).__name__
                 warn(
@@ -145,13 +145,6 @@ def check_callables(self: Any, fields: Fields) -> None:
             )
 
 
-def may_need_check(field: dataclasses.Field) -> bool:
-    """Whether the default of a field may be a JAX-transformed callable with arrays."""
-    if field.default_factory is not dataclasses.MISSING:
-        return True
-    return any(_that_hide_arrays(field.default, field))
-
-
 def _that_hide_arrays(value: Any, self: Any) -> Iterator[Any]:
     """The JAX-transformed callables in `value` with arrays that are not of `self`."""
     for leaf in leaves_of(value, is_leaf=_is_module):
@@ -164,20 +157,14 @@ def _that_hide_arrays(value: Any, self: Any) -> Iterator[Any]:
 
 def check_values(self: Any, fields: Fields) -> None:
     """Raises if a field contains `self`; warns if a callable in it refers to `self`."""
-    # With this mark, flattening `self` raises `ContainsItself`.
-    _set(self, ASSIGNABLE, SCANNED)
-    try:
-        for name, value in fields:
-            wrappers: list[Any] = []
-            try:
-                check_no_cycle(f"self.{name}", value)
-                leaves = leaves_of(value, is_leaf=_collector(wrappers))
-            except ContainsItself:
-                _raise_contains_itself(self, name)
-            if wrappers or not _OPAQUE.isdisjoint(map(type, leaves)):
-                _check_opaque(self, name, [*leaves, *wrappers])
-    finally:
-        _unset(self, ASSIGNABLE)
+    for name, value in fields:
+        if contains(value, self):
+            _raise_contains_itself(self, name)
+        check_no_cycle(f"self.{name}", value)
+        wrappers: list[Any] = []
+        leaves = leaves_of(value, is_leaf=_collector(wrappers))
+        if wrappers or not _OPAQUE.isdisjoint(map(type, leaves)):
+            _check_opaque(self, name, [*leaves, *wrappers])
 
 
 def _check_opaque(self: Any, name: str, leaves: list[Any]) -> None:
@@ -205,8 +192,6 @@ def leaves_of(value: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[
     """The leaves of any object; none, if JAX cannot flatten it."""
     try:
         return jtu.tree_leaves(value, is_leaf)
-    except ContainsItself:
-        raise
     except Exception:
         return []  # for example, a dictionary whose keys cannot be sorted
 

@@ -12,14 +12,13 @@ from typing import Any, Final, Generic, Literal, ParamSpec, TypeVar
 
 import jax.tree_util as jtu
 
-from .._core.base import frames_hidden, name_of, require_callable
+from .._core.base import frames_hidden, name_of
 from .._core.context import Context
 from .._errors import did_you_mean
 from .._module.fields import field
 from .._tree.filters import is_array
-from .._tree.glob import check_patterns, matches, near_paths
 from .._tree.nodes import describe_node, listed
-from .._tree.require import check_not_class
+from .._tree.paths import check_patterns, matches, near_paths
 from .harvest import (
     Around,
     Found,
@@ -46,10 +45,7 @@ _SHOWN: Final = 8
 
 
 def capture(
-    model: Callable[_P, _T],
-    where: Any,
-    *,
-    of: Literal["outputs", "inputs"] = "outputs",
+    model: Callable[_P, _T], where: Any, *, of: Literal["outputs", "inputs"] = "outputs"
 ) -> "Captured[_P, _T]":
     """A function that calls a model, and also returns what chosen parts of it return.
 
@@ -197,10 +193,8 @@ class Captured(Around, Generic[_P, _T]):
     of: Literal["outputs", "inputs"] = field(static=True)
 
     def __init__(self, model: Any, where: Any, of: Literal["outputs", "inputs"]):
-        require_callable(model, "capture")
-        check_not_class(model, "model")
-        self.model = model
-        self.where = _checked(where)
+        super().__init__(model, "capture")
+        self.where = _parts_of(where)
         if of not in ("outputs", "inputs"):
             raise TypeError(
                 f"`capture` takes 'outputs' or 'inputs' as `of`; got {of!r}."
@@ -250,7 +244,7 @@ class Captured(Around, Generic[_P, _T]):
             if isinstance(part, str):
                 names += [name for name in values if matches(part, name)]
             if values.keys().isdisjoint(names):
-                raise _nothing("capture", part, self.model, names)
+                raise _chooses_nothing("capture", part, self.model, names)
 
 
 class Intervened(Around, Generic[_P, _T]):
@@ -259,8 +253,7 @@ class Intervened(Around, Generic[_P, _T]):
     replacements: _Functions = field(static=True)
 
     def __init__(self, model: Any, replacements: Mapping[str, Callable[[Any], Any]]):
-        require_callable(model, "intervene")
-        check_not_class(model, "model")
+        super().__init__(model, "intervene")
         if not isinstance(replacements, Mapping):
             raise TypeError(
                 "`replacements` of `intervene` must be a dictionary from patterns to "
@@ -274,7 +267,6 @@ class Intervened(Around, Generic[_P, _T]):
                     f"{describe_node(function)} for {pattern!r}. Use a function that "
                     "closes over the arrays, such as a `lambda`."
                 )
-        self.model = model
         self.replacements = tuple(replacements.items())
 
     @frames_hidden
@@ -313,14 +305,14 @@ class Intervened(Around, Generic[_P, _T]):
             names = [mark.path for mark in marks_of(_call, model, args, kwargs)]
         for pattern in left:
             if not any(matches(pattern, name) for name in names):
-                raise _nothing("intervene", pattern, self.model, [])
+                raise _chooses_nothing("intervene", pattern, self.model, [])
 
 
 def _call(model: Any, args: Any, kwargs: Any) -> Any:
     return model(*args, **kwargs)
 
 
-def _checked(where: Any) -> tuple[Any, ...]:
+def _parts_of(where: Any) -> tuple[Any, ...]:
     parts = tuple(where) if isinstance(where, list | tuple) else (where,)
     for part in parts:
         if not (isinstance(part, str) or callable(part)):
@@ -347,7 +339,9 @@ def _by_path(found: Iterable[Found]) -> dict[str, Any]:
     }
 
 
-def _nothing(function: str, part: Any, model: Any, names: Sequence[str]) -> ValueError:
+def _chooses_nothing(
+    function: str, part: Any, model: Any, names: Sequence[str]
+) -> ValueError:
     shown = repr(part) if isinstance(part, str) else name_of(part)
     if names:
         return ValueError(

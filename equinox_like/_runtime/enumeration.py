@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._compat.tracing import Tracer
+from .._errors import warn
 from .._module import Module, field
 from .._module.fields import is_dunder
 from .._tree import is_array, tree_pformat
 from .._tree.arrays import is_deleted
 from .._tree.nodes import describe_node
-from .._warn import warn
 from .error_if import branched_error_if
 
 if TYPE_CHECKING:

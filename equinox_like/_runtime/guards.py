@@ -4,7 +4,8 @@ A guard is one primitive applied to all arrays of a tree. It stays in the jaxpr 
 that is compiled, so any transformation before then reaches it. It compiles to nothing.
 """
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
@@ -12,9 +13,9 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.custom_derivatives import zero_from_primal
 
-from .._compat.rules import Tangents, identity
+from .._compat.primitives import Tangents, identity
 from .._core.flat_call import take_apart
-from .._transforms.custom_jvp import hold
+from .._transforms.custom_rules import hold
 from .._tree.arrays import with_key, without_key
 from .._tree.filters import is_array_like
 from .._tree.nodes import path_str
@@ -56,7 +57,7 @@ def nontraceable(x: _T, *, name: str = "nontraceable operation") -> _T:
             assert str(e) == "Detected differentiation of solve"
         ```
     """
-    return _guarded(x, lambda arrays, _: nontraceable_p.bind(*arrays, name=name))
+    return _guarded(x, functools.partial(nontraceable_p.bind, name=name))
 
 
 def nondifferentiable(x: _T, *, name: str | None = None, msg: str | None = None) -> _T:
@@ -98,7 +99,7 @@ def nondifferentiable(x: _T, *, name: str | None = None, msg: str | None = None)
     operation = name or "This operation"
     text = f"Unexpected tangent. {operation} cannot be autodifferentiated."
 
-    def guard(arrays, messages):
+    def guard(*arrays, messages):
         return hold(arrays, lambda i: RuntimeError(messages[i]))
 
     return _guarded(x, guard, text, msg)
@@ -149,11 +150,7 @@ def nondifferentiable_backward(
     text = (
         f"Unexpected cotangent. {operation} cannot be reverse-mode autodifferentiated."
     )
-
-    def guard(arrays, messages):
-        bind = nondifferentiable_backward_p.bind
-        return bind(*arrays, messages=messages, symbolic=symbolic)
-
+    guard = functools.partial(nondifferentiable_backward_p.bind, symbolic=symbolic)
     return _guarded(x, guard, text, msg)
 
 
@@ -207,12 +204,7 @@ def nonbatchable(
     is_allowed = allow_constant_across_batch
     what = "Nonconstant batch" if is_allowed else "Unexpected batch tracer"
     text = f"{what}. {name or 'This operation'} cannot be vmap'd."
-
-    def guard(arrays, messages):
-        return nonbatchable_p.bind(
-            *arrays, messages=messages, allow_constant=is_allowed
-        )
-
+    guard = functools.partial(nonbatchable_p.bind, allow_constant=is_allowed)
     return _guarded(x, guard, text, msg)
 
 
@@ -249,22 +241,24 @@ def materialise_zeros(primal: Any, tangent: Any, allow_struct: bool = False) -> 
     return zero_from_primal(primal)
 
 
-def _guarded(
-    x: Any, guard: Callable[..., Sequence[Any]], text: str = "", msg: str | None = None
-) -> Any:
-    """The tree, with its arrays replaced by `guard(arrays, messages)`.
+def _guarded(x: Any, guard: Any, text: str = "", msg: str | None = None) -> Any:
+    """The tree, with its arrays replaced by `guard(*arrays, messages=messages)`; without
+    messages if there is no `text`.
 
     The message for an array is `msg`, or else `text`, which names it if there are several.
     """
     arrays, rest = take_apart(x, may_depend)
     if not arrays:
         return x
+    arrays = [*map(jnp.asarray, arrays)]
+    if not text:
+        return rest.fill(guard(*arrays))
     messages = (text if msg is None else msg,) * len(arrays)
     if msg is None and len(arrays) > 1:
         items = jtu.tree_leaves_with_path(x)
         paths = (path_str(path, "x") for path, leaf in items if may_depend(leaf))
         messages = tuple(f"{text} ({path})" for path in paths)
-    return rest.fill(guard(list(map(jnp.asarray, arrays)), messages))
+    return rest.fill(guard(*arrays, messages=messages))
 
 
 def _refusing(what: str) -> Callable[..., Any]:
@@ -283,9 +277,7 @@ nontraceable_p = identity(
 """The primitive of [`equinox_like.internal.nontraceable`][], of any number of arrays."""
 
 
-def _jvp_of_forward(
-    primals: Any, tangents: Tangents, messages: tuple[str, ...], symbolic: bool
-) -> Any:
+def _jvp_of_forward(primals, tangents, messages, symbolic) -> Any:
     bind = nondifferentiable_backward_p.bind
     out = bind(*primals, messages=messages, symbolic=symbolic)
     some = tuple(messages[i] for i in tangents)
@@ -293,25 +285,19 @@ def _jvp_of_forward(
     return out, dict(zip(tangents, found, strict=True))
 
 
-def _check_no_cotangents(
-    cotangents: Tangents, messages: tuple[str, ...], symbolic: bool
-) -> Tangents:
+def _check_no_cotangents(cotangents, messages, symbolic) -> Tangents:
     if symbolic:
         raise RuntimeError(messages[min(cotangents)])
     return {i: error_if(x, jnp.any(x != 0), messages[i]) for i, x in cotangents.items()}
 
 
 nondifferentiable_backward_p = identity(
-    "nondifferentiable_backward",
-    jvp=_jvp_of_forward,
-    transpose=_check_no_cotangents,
+    "nondifferentiable_backward", jvp=_jvp_of_forward, transpose=_check_no_cotangents
 )
 """The primitive of [`equinox_like.internal.nondifferentiable_backward`][]."""
 
 
-def _check_not_batched(
-    arrays: Any, axes: Any, messages: tuple[str, ...], allow_constant: bool
-) -> Any:
+def _check_not_batched(arrays, axes, messages, allow_constant) -> Any:
     batched = [i for i, axis in enumerate(axes) if axis is not None]
     if not allow_constant:
         raise ValueError(messages[batched[0]])

@@ -1,7 +1,7 @@
 """`noinline`: a computation that is compiled separately and called by other programs.
 
 The surrounding program calls Python, which calls a compiled function. The callee is a
-hashable value, a `_Call`, so that all uses of a function share one compiled program.
+hashable value, a `_Callee`, so that all uses of a function share one compiled program.
 Each JAX transformation wraps it in a `_Variant`.
 """
 
@@ -19,12 +19,13 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .._compat.axes import types_varying_over, varying_alike, varying_axes
-from .._compat.on_host import compute_on_host
-from .._compat.primitive import batch_size, finalisations
-from .._compat.rules import (
+from .._compat.host import compute_on_host
+from .._compat.primitives import (
     Zero,
     as_aval,
     as_struct,
+    batch_size,
+    finalisations,
     instantiate,
     is_undefined_primal,
     jvp_rules,
@@ -35,15 +36,15 @@ from .._compat.rules import (
     zero_like,
 )
 from .._compat.tracing import Tracer, trace_context
-from .._core.base import Transformed, frames_hidden
-from .._core.caches import on_clear
+from .._core.base import Transformed, frames_hidden, on_clear
 from .._core.context import entered_here, within
 from .._core.flat_call import take_apart
 from .._module.fields import field
+from .._transforms.trace import merge_data, split_data
 from .._tree import filter, is_array
 from .._tree.arrays import jax_struct_of, struct_of, with_key, without_key
-from .._tree.splitting import STATIC, Skeleton, merge, split
-from .._tree.structure import Interned, InternTable
+from .._tree.partitioning import Skeleton
+from .._tree.strict import Interned, InternTable
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -124,7 +125,7 @@ class NotInlined(Transformed[_P, _T]):
             super().__init__(fn)
             return
         super().__init__(abstract_fn)
-        _, skeleton = _split(fn)
+        _, skeleton = split_data(fn)
         self._tree = filter(fn, is_array)
         self._opaque = abstract_fn
         self._function = _functions.find(skeleton, lambda: _Function(skeleton))
@@ -142,21 +143,11 @@ class NotInlined(Transformed[_P, _T]):
             if self._number is not None:
                 fun = _filled(_found(self._number), fun)
             return fun(*args, **kwargs)
-        groups, skeleton = _split(call)
-        data = [jnp.asarray(x) for x in groups.get(_DATA, ())]
-        target = _Call(skeleton, self._abstract_fn, entered_here(), self._function)
+        arrays, skeleton = split_data(call)
+        data = [*map(jnp.asarray, arrays)]
+        target = _Callee(skeleton, self._abstract_fn, entered_here(), self._function)
         _, rest = _trace(target, tuple(map(as_aval, data)))
         return rest.fill(_bind(*data, call=target))
-
-
-_DATA: Final = "data"
-
-
-def _split(tree: Any) -> tuple[dict[Any, list[Any]], Skeleton]:
-    try:
-        return split(tree, lambda x: _DATA if is_array(x) else STATIC)
-    except ValueError as e:
-        raise TypeError(str(e)) from None
 
 
 class _Function(Interned):
@@ -201,11 +192,11 @@ def _found(number: Any) -> Skeleton:
 
 
 def _filled(function: Skeleton, arrays: Any) -> Any:
-    return merge({_DATA: jtu.tree_leaves(arrays)}, function)
+    return merge_data(jtu.tree_leaves(arrays), function)
 
 
 @dataclass(frozen=True)
-class _Call:
+class _Callee:
     """The user's function, as a function from arrays to a list of arrays."""
 
     skeleton: Skeleton
@@ -231,7 +222,7 @@ class _Call:
         return arrays
 
     def output(self, data: Sequence[Any]) -> Any:
-        _, fun, args, kwargs = merge({_DATA: list(data)}, self.skeleton)
+        _, fun, args, kwargs = merge_data(data, self.skeleton)
         with within(self.entered):
             if self.function is not None:
                 return _filled(self.function, fun)(*args, **kwargs)
@@ -239,7 +230,7 @@ class _Call:
                 return self.abstract_fn(fun, *args, **kwargs)
             return fun(*args, **kwargs)
 
-    def found(self, data: Sequence[Any]) -> "_Call":
+    def found(self, data: Sequence[Any]) -> "_Callee":
         """This call, with the function that the first array is the number of."""
         if self.abstract_fn is None:
             return self
@@ -315,7 +306,7 @@ def _is_inexact(x: Any) -> bool:
 
 
 def _trace(call: Any, types: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
-    """The types of a call's outputs; and the rest of the output if it is a `_Call`."""
+    """The types of a call's outputs; and the rest of the output if it is a `_Callee`."""
     # The types depend on settings, such as `jax_enable_x64`. No mesh is in use if an empty
     # one is; jax 0.10 lowers with that.
     mesh = jax.sharding.AbstractMesh
@@ -324,14 +315,12 @@ def _trace(call: Any, types: tuple[Any, ...]) -> tuple[tuple[Any, ...], Any]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _trace_in_context(
-    call: Any, types: tuple[Any, ...], context: Any
-) -> tuple[tuple[Any, ...], Any]:
+def _trace_in_context(call, types, context) -> tuple[tuple[Any, ...], Any]:
     rest: Any = None
 
     def flat(*data):
         nonlocal rest
-        if not isinstance(call, _Call):
+        if not isinstance(call, _Callee):
             return call(*data)
         arrays, rest = take_apart(call.output(data))
         return arrays
@@ -391,9 +380,7 @@ def _lowered(*data: Any, call: Any) -> Sequence[Any]:
     return list(map(with_key, out, structs))
 
 
-def _push_forward(
-    primals: Sequence[Any], tangents: Sequence[Any], *, call: Any
-) -> tuple[Sequence[Any], Sequence[Any]]:
+def _push_forward(primals, tangents, *, call) -> tuple[Sequence[Any], Sequence[Any]]:
     out = _bind(*primals, call=call)
     perturbed = tuple(i for i, t in enumerate(tangents) if type(t) is not Zero)
     given = [tangents[i] for i in perturbed]
@@ -411,9 +398,7 @@ def _pull_back(cotangents: Sequence[Any], *inputs: Any, call: Any) -> Sequence[A
     return [next(found) if is_undefined_primal(x) else None for x in inputs]
 
 
-def _batch(
-    name: Any, data: Sequence[Any], axes: Sequence[int | None], *, call: Any
-) -> tuple[Sequence[Any], Sequence[int]]:
+def _batch(name, data, axes, *, call) -> tuple[Sequence[Any], Sequence[int]]:
     mapped = _Map(call, tuple(axes), batch_size(data, axes), name)
     out = _bind(*data, call=mapped)
     return out, [0] * len(out)

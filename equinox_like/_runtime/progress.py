@@ -20,7 +20,7 @@ from jax import lax
 
 from .._module import Module, field
 from .._typing import ArrayLike
-from .unvmap import unvmap_all, unvmap_max
+from .primitives import unvmap_all, unvmap_max
 
 _State = TypeVar("_State")
 

@@ -1,18 +1,38 @@
-"""Arguments by the names of their parameters: options by name, and paths of leaves."""
+"""What transformations share: options as static fields, and names of arguments."""
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import jax.tree_util as jtu
 
 from .._annotations import argument_names, signature_of
-from .._core.base import name_of
+from .._core.base import Transformed, name_of
 from .._core.show_as import show_as
 from .._errors import did_you_mean
 from .._tree.filters import is_array
 from .._tree.nodes import path_str
+from .._typing import NOT_GIVEN
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def applied(make: Callable[..., Any], fun: Any, **options: Any) -> Any:
+    """`make(fun, **options)`; or a decorator that does so, if there is no function yet."""
+    if fun is NOT_GIVEN:
+        return functools.partial(make, **options)
+    return make(fun, **options)
+
+
+class WithOptions(Transformed[_P, _T], Generic[_P, _T]):
+    """A transformed function that is made with its static fields, by their names."""
+
+    def __init__(self, fun: Any, /, **fields: Any):
+        for name, value in fields.items():
+            setattr(self, name, value)
+        super().__init__(fun)
 
 
 class NamedCall(NamedTuple):

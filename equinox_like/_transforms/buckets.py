@@ -12,13 +12,14 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .._annotations import signature_of
-from .._core.base import Transformed, frames_hidden, name_of, require_callable
+from .._core.base import frames_hidden, name_of, require_callable
 from .._jit.jit import Jitted, filter_jit
 from .._jit.retrace import Retrace
 from .._module.fields import field
 from .._tree.filters import is_array_or_struct
 from .._tree.nodes import path_str
 from .._tree.require import require_integer
+from .arguments import WithOptions
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -95,7 +96,7 @@ def bucketed(
     return Bucketed(fun, axes, fill, crop)
 
 
-class Bucketed(Transformed[_P, _T]):
+class Bucketed(WithOptions[_P, _T]):
     """The result of [`equinox_like.bucketed`][]."""
 
     _transformation_ = "bucketed"
@@ -109,7 +110,6 @@ class Bucketed(Transformed[_P, _T]):
         require_callable(fun, "bucketed")
         if crop is not None:
             require_callable(crop, "bucketed", "crop")
-        super().__init__(fun if isinstance(fun, Jitted) else filter_jit(fun))
         passed = [*signature_of(fun).parameters]
         if "lengths" not in passed:
             raise TypeError(
@@ -118,15 +118,15 @@ class Bucketed(Transformed[_P, _T]):
                 '`jnp.where(jnp.arange(len(x)) < lengths["x"][0], x, 0)`.'
             )
         passed.remove("lengths")
-        self._axes = tuple(_flat_axes(axes))
+        flat_axes = tuple(_flat_axes(axes))
         unknown = [name for name in axes if name not in passed]
         if unknown:
             raise ValueError(
                 f"`axes` names {unknown}, but the parameters of `{name_of(fun)}` are "
                 f"{passed}."
             )
-        self._fill = fill
-        self._crop = crop
+        jitted = fun if isinstance(fun, Jitted) else filter_jit(fun)
+        super().__init__(jitted, _axes=flat_axes, _fill=fill, _crop=crop)
 
     @property
     def __signature__(self) -> inspect.Signature:

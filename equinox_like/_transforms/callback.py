@@ -153,14 +153,7 @@ def filter_io_callback(
     return _call_back(name, bind, callback, args, kwargs, result_shape_dtypes)
 
 
-def _call_back(
-    transformation: str,
-    bind: Callable[..., Any],
-    callback: Any,
-    args: Any,
-    kwargs: Any,
-    described: Any,
-) -> Any:
+def _call_back(transformation, bind, callback, args, kwargs, described) -> Any:
     """What the callback returns, for `bind(function, structs, data)` of JAX."""
     require_callable(callback, transformation)
     data, call = FlatCall.of(callback, args, kwargs)

@@ -7,11 +7,11 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 import jax
 
 from .._annotations import signature_of
-from .._core.base import Transformed, frames_hidden, require_callable
+from .._core.base import frames_hidden, require_callable
 from .._core.flat_call import FlatCall, pack, unpack
 from .._module.fields import field
 from .._typing import NOT_GIVEN
-from .arguments import show_as_call
+from .arguments import WithOptions, applied, show_as_call
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -72,25 +72,18 @@ def filter_checkpoint(
         assert grad == 1.0
         ```
     """
-    if fun is NOT_GIVEN:
-        return lambda fun: Checkpointed(fun, prevent_cse, policy)
-    return Checkpointed(fun, prevent_cse, policy)
+    if policy is not None:
+        require_policy(policy, "filter_checkpoint", "policy")
+    return applied(Checkpointed, fun, _prevent_cse=prevent_cse, _policy=policy)
 
 
-class Checkpointed(Transformed[_P, _T], Generic[_P, _T]):
+class Checkpointed(WithOptions[_P, _T], Generic[_P, _T]):
     """The result of [`equinox_like.filter_checkpoint`][]."""
 
     _transformation_ = "filter_checkpoint"
 
     _prevent_cse: bool = field(static=True)
     _policy: Any = field(static=True)
-
-    def __init__(self, fun: Any, prevent_cse: bool, policy: Any):
-        super().__init__(fun)
-        if policy is not None:
-            require_policy(policy, "filter_checkpoint", "policy")
-        self._prevent_cse = prevent_cse
-        self._policy = policy
 
     @frames_hidden
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -100,11 +93,9 @@ class Checkpointed(Transformed[_P, _T], Generic[_P, _T]):
             return pack(call.run(data))
 
         show_as_call(flat, self.__wrapped__, args, kwargs, self._tree)
-        options: dict[str, Any] = {
-            "prevent_cse": self._prevent_cse,
-            "policy": self._policy,
-        }
-        return unpack(jax.checkpoint(flat, **options)(data))
+        policy: Any = self._policy
+        flat = jax.checkpoint(flat, prevent_cse=self._prevent_cse, policy=policy)
+        return unpack(flat(data))
 
 
 def checkpointed_step(

@@ -1,40 +1,48 @@
-"""`filter_grad` and `filter_value_and_grad`: gradients of functions of any pytrees.
+"""Gradients, Jacobians and Hessians: `filter_grad`, `filter_jacfwd` and their relatives.
 
 JAX differentiates with respect to the inexact arrays of the first argument, or those of
 them that `wrt` chooses. Everything else is closed over. Auxiliary outputs that are not
-arrays pass through JAX by `pack`.
+arrays pass through JAX by `pack`. The outer structure of a Jacobian is that of the output,
+the inner one that of the first argument.
 """
 
+import typing
 from collections.abc import Callable
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
+from typing import (
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 import jax
+import jax.numpy as jnp
 import jax.tree_util as jtu
 
-from .._core.base import (
-    Transformed,
-    check_not_deprecated,
-    frames_hidden,
-    name_of,
-)
+from .._core.base import Transformed, check_not_deprecated, frames_hidden, name_of
 from .._core.flat_call import FlatCall, pack, unpack, value_and_aux
 from .._module.fields import field
 from .._module.freezing import trainable_leaves
 from .._module.module import Module
-from .._tree.filters import is_inexact_array
+from .._tree.arrays import is_typed_key
+from .._tree.filters import is_array_like, is_inexact_array, is_inexact_array_like
 from .._tree.nodes import MAKE_A_PYTREE, describe_node
-from .._tree.partitioning import evaluate_filter
+from .._tree.partitioning import evaluate_filter, leaf_names
 from .._tree.require import check_options
-from .._tree.splitting import leaf_names
 from .._typing import NOT_GIVEN, GradOptions
-from .arguments import NamedCall
+from .arguments import NamedCall, WithOptions, applied
+from .jvp_vjp import check_only_arrays
 
 _P = ParamSpec("_P")
 # With a bound, pyright gives the untyped parameter of a lambda the type `Any`.
 _X = TypeVar("_X", bound=Any)
 _T = TypeVar("_T")
 _Aux = TypeVar("_Aux")
-_DEPRECATED = ("arg", "filter_spec")
 
 
 @overload
@@ -106,14 +114,6 @@ def filter_value_and_grad(
 
 @overload
 def filter_grad(
-    fun: Callable[Concatenate[_X, _P], Any],
-    *,
-    has_aux: Literal[False] = False,
-    wrt: Any = None,
-    **gradkwargs: Unpack[GradOptions],
-) -> Transformed[Concatenate[_X, _P], Any]: ...
-@overload
-def filter_grad(
     fun: Callable[Concatenate[_X, _P], tuple[Any, _Aux]],
     *,
     has_aux: Literal[True],
@@ -124,25 +124,22 @@ def filter_grad(
 def filter_grad(
     fun: Callable[Concatenate[_X, _P], Any],
     *,
-    has_aux: bool,
+    has_aux: bool = False,
     wrt: Any = None,
     **gradkwargs: Unpack[GradOptions],
 ) -> Transformed[Concatenate[_X, _P], Any]: ...
-@overload
-def filter_grad(
-    *,
-    has_aux: Literal[False] = False,
-    wrt: Any = None,
-    **gradkwargs: Unpack[GradOptions],
-) -> Callable[
-    [Callable[Concatenate[_X, _P], Any]], Transformed[Concatenate[_X, _P], Any]
-]: ...
 @overload
 def filter_grad(
     *, has_aux: Literal[True], wrt: Any = None, **gradkwargs: Unpack[GradOptions]
 ) -> Callable[
     [Callable[Concatenate[_X, _P], tuple[Any, _Aux]]],
     Transformed[Concatenate[_X, _P], tuple[Any, _Aux]],
+]: ...
+@overload
+def filter_grad(
+    *, has_aux: bool = False, wrt: Any = None, **gradkwargs: Unpack[GradOptions]
+) -> Callable[
+    [Callable[Concatenate[_X, _P], Any]], Transformed[Concatenate[_X, _P], Any]
 ]: ...
 def filter_grad(
     fun: Any = NOT_GIVEN, *, has_aux: Any = False, wrt: Any = None, **gradkwargs: Any
@@ -188,22 +185,13 @@ def filter_grad(
     return _differentiated("filter_grad", fun, has_aux, wrt, gradkwargs)
 
 
-class Differentiated(Transformed[..., Any]):
+class Differentiated(WithOptions[..., Any]):
     """The result of [`equinox_like.filter_grad`][] or `filter_value_and_grad`."""
 
     _transformation_: str = field(static=True)
     _has_aux: bool = field(static=True)
     _wrt: Any = field(static=True)
     _gradkwargs: tuple[tuple[str, Any], ...] = field(static=True)
-
-    def __init__(
-        self, name: str, fun: Any, has_aux: bool, wrt: Any, gradkwargs: dict[str, Any]
-    ):
-        self._transformation_ = name
-        super().__init__(fun)
-        self._has_aux = has_aux
-        self._wrt = wrt
-        self._gradkwargs = tuple(sorted(gradkwargs.items()))
 
     @frames_hidden
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -257,11 +245,11 @@ def of_first_argument(call: NamedCall, wrt: Any = None) -> tuple[list[Any], Flat
     # A Jacobian for an empty tuple has no columns, but an empty Module is a mistake.
     is_gradient = transformation.endswith("grad")
     if not any(can_be) and (leaves or is_gradient or isinstance(x, Module)):
-        raise _nothing(fun, _why_nothing(x, leaves))
+        raise _nothing_to_differentiate(fun, _why_nothing(x, leaves))
     chosen = [a and b for a, b in zip(can_be, chosen, strict=True)]
     if wrt is not None and leaves and not any(chosen):
         why = f"`wrt={wrt!r}` chooses none of its floating-point and complex arrays."
-        raise _nothing(fun, why)
+        raise _nothing_to_differentiate(fun, why)
     return FlatCall.of(lambda x: fun(x, *others, **kwargs), (x,), {}, chosen)
 
 
@@ -279,7 +267,7 @@ def _check_no_refs(
             )
 
 
-def _nothing(fun: Any, why: str) -> TypeError:
+def _nothing_to_differentiate(fun: Any, why: str) -> TypeError:
     return TypeError(
         f"The first argument of `{name_of(fun)}` has nothing to differentiate: {why}"
     )
@@ -339,16 +327,15 @@ def _differentiated(
     name: str, fun: Any, has_aux: bool, wrt: Any, gradkwargs: dict[str, Any]
 ) -> Any:
     check_no_argnums(name, gradkwargs)
-    check_not_deprecated(
-        name,
-        _DEPRECATED,
-        gradkwargs,
-        ": use `partition` and `combine` to choose what to differentiate",
-    )
+    fix = ": use `partition` and `combine` to choose what to differentiate"
+    check_not_deprecated(name, ("arg", "filter_spec"), gradkwargs, fix)
     check_options(gradkwargs, name, jax.value_and_grad, ["wrt"])
-    if fun is NOT_GIVEN:
-        return lambda fun: Differentiated(name, fun, has_aux, wrt, gradkwargs)
-    return Differentiated(name, fun, has_aux, wrt, gradkwargs)
+    fields = {"_has_aux": has_aux, "_wrt": wrt, "_gradkwargs": _hashable(gradkwargs)}
+    return applied(Differentiated, fun, _transformation_=name, **fields)
+
+
+def _hashable(options: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    return tuple(sorted(options.items()))
 
 
 def check_no_argnums(name: str, options: dict[str, Any]) -> None:
@@ -359,3 +346,190 @@ def check_no_argnums(name: str, options: dict[str, Any]) -> None:
             f"first argument. Put several into a tuple, as in "
             f"`{name}(lambda xy: fun(*xy))((x, y))`."
         )
+
+
+@typing.runtime_checkable  # by beartype, for example
+class _MakesJacobian(Protocol):
+    """The type of the three functions below."""
+
+    @overload
+    def __call__(
+        self,
+        fun: Callable[_P, tuple[Any, _Aux]],
+        has_aux: Literal[True],
+        **jackwargs: Unpack[GradOptions],
+    ) -> "Jacobian[_P, tuple[Any, _Aux]]": ...
+    @overload
+    def __call__(
+        self,
+        fun: Callable[_P, Any],
+        has_aux: bool = False,
+        **jackwargs: Unpack[GradOptions],
+    ) -> "Jacobian[_P, Any]": ...
+    @overload
+    def __call__(
+        self, *, has_aux: bool = False, **jackwargs: Unpack[GradOptions]
+    ) -> "Callable[[Callable[_P, Any]], Jacobian[_P, Any]]": ...
+
+
+def _typed(function: Any) -> _MakesJacobian:
+    return function
+
+
+@_typed
+def filter_jacfwd(fun: Any = NOT_GIVEN, has_aux: bool = False, **jackwargs: Any) -> Any:
+    """The Jacobian with respect to the first argument, column by column.
+
+    The time it takes grows with the size of the argument; with
+    [`equinox_like.filter_jacrev`][] it grows with the size of the output.
+
+    **Arguments:**
+
+    - `fun`: `fun(x, *args, **kwargs)` returns a tree of arrays. The arrays of `x` that
+        [`equinox_like.trainable`][] chooses are differentiated: floating-point and
+        complex arrays that are not frozen. The other arguments may be anything.
+    - `has_aux`: whether `fun` returns `(out, aux)`, where `aux` may be anything.
+    - `**jackwargs`: as for `jax.jacfwd`, for example `holomorphic`; but not `argnums`.
+
+    **Returns:**
+
+    A function of the same arguments, which returns the Jacobian, or `(jacobian, aux)`. The
+    Jacobian has the structure of the output, with a tree like `x` in place of each array.
+    The leaves of this tree are arrays of shape `(*output.shape, *input.shape)`, and
+    `None` for each leaf of `x` that is not differentiated.
+
+    **Raises:**
+
+    `TypeError` if `x` is not passed by position or has nothing to differentiate, or if
+    the output holds anything but arrays and numbers.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        jacobian = eqx.filter_jacfwd(lambda p: {"y": p["a"] ** 2})
+        jac = jacobian({"a": jnp.arange(3.0), "name": "first"})
+        assert jac["y"]["a"].shape == (3, 3) and jac["y"]["name"] is None
+        ```
+    """
+    return _jacobian(fun, "filter_jacfwd", has_aux, jackwargs)
+
+
+@_typed
+def filter_jacrev(fun: Any = NOT_GIVEN, has_aux: bool = False, **jackwargs: Any) -> Any:
+    """The Jacobian with respect to the first argument, row by row.
+
+    Like [`equinox_like.filter_jacfwd`][], for functions with small outputs. For a scalar
+    function the result is the gradient.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        jac = eqx.filter_jacrev(jnp.sum)(jnp.ones(3))
+        assert jac.tolist() == [1, 1, 1]
+        ```
+    """
+    return _jacobian(fun, "filter_jacrev", has_aux, jackwargs)
+
+
+@_typed
+def filter_hessian(
+    fun: Any = NOT_GIVEN, has_aux: bool = False, **jackwargs: Any
+) -> Any:
+    """The second derivatives with respect to the first argument, forward over reverse.
+
+    Arguments and errors are those of [`equinox_like.filter_jacfwd`][].
+
+    **Returns:**
+
+    A function of the same arguments. Its result is like that of `filter_jacfwd`, with
+    another tree like `x` in place of each array.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        hessian = eqx.filter_hessian(lambda p: jnp.sum(p["a"] ** 3))({"a": jnp.ones(2)})
+        assert hessian["a"]["a"].tolist() == [[6, 0], [0, 6]]
+        ```
+    """
+    return _jacobian(fun, "filter_hessian", has_aux, jackwargs)
+
+
+def _jacobian(
+    fun: Any, transformation: str, has_aux: bool, jackwargs: dict[str, Any]
+) -> Any:
+    check_no_argnums(transformation, jackwargs)
+    steps = _STEPS[transformation]
+    check_options(jackwargs, transformation, steps[0])
+    fields = {"_steps": steps, "_has_aux": has_aux, "_jackwargs": _hashable(jackwargs)}
+    return applied(Jacobian, fun, _transformation_=transformation, **fields)
+
+
+# Functions of JAX, of which the last one is applied first.
+_STEPS: dict[str, tuple[Callable[..., Any], ...]] = {
+    "filter_jacfwd": (jax.jacfwd,),
+    "filter_jacrev": (jax.jacrev,),
+    "filter_hessian": (jax.jacfwd, jax.jacrev),
+}
+
+
+class Jacobian(WithOptions[_P, _T], Generic[_P, _T]):
+    """The result of [`equinox_like.filter_jacfwd`][] and its relatives."""
+
+    _transformation_: str = field(static=True)
+    _steps: tuple[Callable[..., Any], ...] = field(static=True)
+    _has_aux: bool = field(static=True)
+    _jackwargs: tuple[tuple[str, Any], ...] = field(static=True)
+
+    @frames_hidden
+    def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        fun, has_aux = self.__wrapped__, self._has_aux
+        name, jackwargs = self._transformation_, self._jackwargs
+        step, *inner = self._steps
+        if inner:
+            fields = {"_has_aux": has_aux, "_jackwargs": jackwargs}
+            fields |= {"_transformation_": name, "_steps": tuple(inner)}
+            fun = applied(Jacobian, fun, **fields)
+        data, call = of_first_argument(NamedCall(name, fun, args, kwargs))
+
+        def flat(data):
+            out, aux = value_and_aux(fun, call.run(data), has_aux)
+            check_only_arrays(
+                out,
+                name_of(fun),
+                name,
+                lambda x: is_array_like(x) and not is_typed_key(x),
+            )
+            leaves, treedef = jtu.tree_flatten(out)
+            # In reverse mode JAX takes neither integers and bools nor an empty list.
+            moving = [x for x in leaves if is_inexact_array_like(x)]
+            constants = [None if is_inexact_array_like(x) else x for x in leaves]
+            return moving or [jnp.zeros(())], pack((treedef, aux, constants))
+
+        if data:
+            rows, packed = step(flat, has_aux=True, **dict(jackwargs))(data)
+        else:  # JAX's functions fail for an empty list of inputs
+            moving, packed = flat(data)
+            rows = [[] for _ in moving]
+        treedef, aux, constants = unpack(packed)
+        found = iter(rows)
+        leaves = [next(found) if x is None else _no_slope(data, x) for x in constants]
+        result: Any = treedef.unflatten(call.args_alone(x)[0] for x in leaves)
+        if has_aux:
+            result = result, aux
+        return result
+
+
+def _no_slope(data: list[Any], out: Any) -> list[Any]:
+    """The Jacobian of an output that has no derivative."""
+    return [
+        jnp.zeros((*jnp.shape(out), *jnp.shape(x)), jnp.result_type(out)) for x in data
+    ]

@@ -5,6 +5,7 @@ equations with known inputs, and backward through equations whose primitive has 
 below. `y1 = x1 + f(x2)` gives `x1` as soon as `x2` is known.
 """
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -16,8 +17,9 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
+from .._compat.host import call_host
 from .._compat.jaxpr import is_literal, name_and_params, opened, run_equation, text_of
-from .._compat.primitive import call_host, for_whole_batch
+from .._compat.primitives import for_whole_batch
 from .._core.base import name_of
 from .._core.flat_call import take_apart
 from .._errors import NotInvertibleError
@@ -43,13 +45,14 @@ def derived_inverse(fun: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]
 
 def _solve(closed: Any, held: list[Any], outs: list[Any], name: str) -> list[Any]:
     """The last inputs of a jaxpr, given its first inputs and its outputs."""
-    equations, inputs, outputs = _inlined(closed)
-    known: dict[int, Any] = dict(zip(inputs, [*closed.consts, *held], strict=False))
-    wanted = inputs[len(known) :]
-    for number, value in zip(outputs, outs, strict=True):
+    program = _Program(closed)
+    given = [*closed.consts, *held]
+    known: dict[int, Any] = dict(zip(program.inputs, given, strict=False))
+    wanted = program.inputs[len(known) :]
+    for number, value in zip(program.outputs, outs, strict=True):
         if isinstance(number, int):
             known.setdefault(number, value)
-    todo = equations
+    todo = program.equations
     while not all(number in known for number in wanted):
         left = [e for e in todo if not e.spread(known)]
         if len(left) == len(todo) and not _fill_from_slices(left, known):
@@ -58,15 +61,16 @@ def _solve(closed: Any, held: list[Any], outs: list[Any], name: str) -> list[Any
     return [known[number] for number in wanted]
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Equation:
     """An equation of a jaxpr, with numbers for its variables."""
 
-    def __init__(self, jaxpr: Any, equation: Any, ins: list[Any], outs: list[int]):
-        self.jaxpr = jaxpr
-        self.equation = equation
-        self.ins = ins
-        self.outs = outs
-        self.primitive, self.params = name_and_params(equation)
+    jaxpr: Any
+    equation: Any
+    ins: list[Any]
+    outs: list[int]
+    primitive: str
+    params: dict[str, Any]
 
     def spread(self, known: dict[int, Any]) -> bool:
         """Adds to `known` what this equation yields. Returns whether it is done."""
@@ -102,54 +106,47 @@ class _Equation:
         return self.equation.invars[n].aval
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Literal:
-    def __init__(self, value: Any):
-        self.value = value
+    value: Any
 
 
-def _inlined(closed: Any) -> tuple[list[_Equation], list[int], list[Any]]:
-    """The equations of a jaxpr and of jaxprs nested in it; the numbers of its constants
-    and inputs; the numbers of its outputs."""
-    equations: list[_Equation] = []
-    # Equal slices of an array share their numbers, so that all are known when one is.
-    slices: dict[Any, list[Any]] = {}
-    new = itertools.count(1).__next__
-    jaxpr = closed.jaxpr
-    inputs = [new() for _ in [*jaxpr.constvars, *jaxpr.invars]]
-    return equations, inputs, _inline(jaxpr, inputs, new, equations, slices)
+class _Program:
+    """The equations of a jaxpr and of those nested in it, with numbers for variables."""
 
+    def __init__(self, closed: Any):
+        self.equations: list[_Equation] = []
+        # Equal slices of an array share their numbers, so that all are known when one is.
+        self._slices: dict[Any, list[Any]] = {}
+        self._new = itertools.count(1).__next__
+        jaxpr = closed.jaxpr
+        # Of the constants and the inputs.
+        self.inputs = [self._new() for _ in [*jaxpr.constvars, *jaxpr.invars]]
+        self.outputs = self._inline(jaxpr, self.inputs)
 
-# Not nested in `_inlined`: a function that calls itself there would keep itself, and all
-# that it has seen, until the garbage collector runs.
-def _inline(
-    jaxpr: Any,
-    ins: list[Any],
-    new: Callable[[], int],
-    equations: list[_Equation],
-    slices: dict[Any, list[Any]],
-) -> list[Any]:
-    """Adds the equations, and returns the numbers of the outputs."""
-    numbers = dict(zip([*jaxpr.constvars, *jaxpr.invars], ins, strict=True))
+    def _inline(self, jaxpr: Any, ins: list[Any]) -> list[Any]:
+        """Adds the equations, and returns the numbers of the outputs."""
+        numbers = dict(zip([*jaxpr.constvars, *jaxpr.invars], ins, strict=True))
 
-    def read(atom: Any) -> Any:
-        return _Literal(atom.val) if is_literal(atom) else numbers[atom]
+        def read(atom: Any) -> Any:
+            return _Literal(atom.val) if is_literal(atom) else numbers[atom]
 
-    for equation in jaxpr.eqns:
-        given = [read(atom) for atom in equation.invars]
-        name, params = name_and_params(equation)
-        if name in _CALLS:
-            inner, consts = opened(params[_CALLS[name]])
-            known = [*map(_Literal, consts), *given]
-            outs = _inline(inner, known, new, equations, slices)
-        elif (key := _slice_key(equation, given)) in slices:
-            outs = slices[key]
-        else:
-            outs = [new() for _ in equation.outvars]
-            equations.append(_Equation(jaxpr, equation, given, outs))
-            if key is not None:
-                slices[key] = outs
-        numbers.update(zip(equation.outvars, outs, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
+        for equation in jaxpr.eqns:
+            given = [read(atom) for atom in equation.invars]
+            name, params = name_and_params(equation)
+            if name in _CALLS:
+                inner, consts = opened(params[_CALLS[name]])
+                outs = self._inline(inner, [*map(_Literal, consts), *given])
+            elif (key := _slice_key(equation, given)) in self._slices:
+                outs = self._slices[key]
+            else:
+                outs = [self._new() for _ in equation.outvars]
+                found = _Equation(jaxpr, equation, given, outs, name, params)
+                self.equations.append(found)
+                if key is not None:
+                    self._slices[key] = outs
+            numbers.update(zip(equation.outvars, outs, strict=True))
+        return [read(atom) for atom in jaxpr.outvars]
 
 
 def _slice_key(equation: Any, ins: list[Any]) -> Any:
@@ -276,7 +273,7 @@ _OF_ONE: Final[dict[str, _Rule]] = {
 }
 
 
-def _of_concatenate(e: _Equation, outs: list[Any]) -> Sequence[Any]:
+def _undo_concatenate(e: _Equation, outs: list[Any]) -> Sequence[Any]:
     axis = e.params["dimension"]
     sizes = [e.aval(n).shape[axis] for n in range(len(e.ins))]
     return jnp.split(outs[0], np.cumsum(sizes)[:-1].tolist(), axis)
@@ -284,7 +281,7 @@ def _of_concatenate(e: _Equation, outs: list[Any]) -> Sequence[Any]:
 
 # The rules that compute all inputs from all outputs.
 _OF_PARTS: Final[dict[str, Callable[[_Equation, list[Any]], Sequence[Any]]]] = {
-    "concatenate": _of_concatenate,
+    "concatenate": _undo_concatenate,
     "stack": lambda e, outs: jnp.unstack(outs[0], axis=e.params["axis"]),
     "unstack": lambda e, outs: [jnp.stack(outs, e.params["axis"])],
     "split": lambda e, outs: [jnp.concatenate(outs, e.params["axis"])],
@@ -302,15 +299,12 @@ def check_inverse(errors: jax.Array, x: Any, name: str) -> Any:
     failed = _inverse_check.bind(errors, name=name)
 
     def depend(leaf):
+        if not is_inexact_array(leaf):
+            return leaf
         # An unused check would be dropped by JAX as dead code.
         return jnp.where(failed, jnp.nan, leaf).astype(leaf.dtype)
 
-    return jtu.tree_map(lambda a: depend(a) if is_inexact_array(a) else a, x)
-
-
-def _fail(_: Any, errors: Any, name: str) -> None:
-    text = _text(errors, name)
-    raise NotInvertibleError(f"\n{_BEGIN}\n{text}\n{_END}\n")
+    return jtu.tree_map(depend, x)
 
 
 def _fail_if(errors: Any, name: str) -> np.ndarray:
@@ -336,7 +330,9 @@ def _is_large(errors: jax.Array) -> jax.Array:
 
 
 def _run_check(errors: jax.Array, name: str) -> jax.Array:
-    fail = functools.partial(_fail, name=name)
+    def fail(_, errors):
+        raise NotInvertibleError(f"\n{_BEGIN}\n{_text(errors, name)}\n{_END}\n")
+
     call = functools.partial(call_host, function=fail, on_tpu=fail)
     return jax.lax.cond(_is_large(errors), call, lambda _: np.False_, errors)
 

@@ -1,5 +1,6 @@
-"""`filter_invertible`: a chain of invertible blocks, differentiated without storing the
-values between them. The backward pass recomputes each value from the next one.
+"""`filter_invertible`: a chain of invertible blocks whose gradient needs constant memory.
+
+The backward pass recomputes each value between the blocks from the next one.
 
 Gomez et al., "The Reversible Residual Network", 2017, https://arxiv.org/abs/1707.04585
 
@@ -7,7 +8,7 @@ There is one rule for a whole chain, because a rule for each block would keep th
 between them. If `vmap` is applied directly, the batch is moved into the blocks: otherwise
 each element of the batch would have gradients of its own, kept for all blocks, before they
 are summed. `custom_vmap` has no reverse mode, so it is called only where a `vmap` uses its
-rule immediately (`_compat/batching.py`).
+rule immediately (`_compat/tracing.py`).
 """
 
 from collections.abc import Callable, Sequence
@@ -20,15 +21,9 @@ import numpy as np
 from jax.custom_batching import custom_vmap
 
 from .._call_path import call_part
-from .._compat.batching import mapped_at_once
-from .._compat.messages import is_forward_mode
-from .._compat.tracing import Tracer
-from .._core.base import (
-    Transformed,
-    frames_hidden,
-    name_of,
-    require_callable,
-)
+from .._compat.errors import is_forward_mode
+from .._compat.tracing import Tracer, mapped_at_once
+from .._core.base import frames_hidden, name_of, require_callable
 from .._core.flat_call import take_apart
 from .._module.fields import field
 from .._tree.arrays import is_typed_key, reusable
@@ -38,8 +33,8 @@ from .._tree.nodes import children_of, describe_node, path_str
 from .._tree.partitioning import combine, filter, map_arrays, partition
 from .._tree.strict import strictly_same
 from .._typing import NOT_GIVEN
-from .custom_jvp import hold
-from .custom_vjp import filter_custom_vjp
+from .arguments import WithOptions, applied
+from .custom_rules import filter_custom_vjp, hold
 from .inverse import check_inverse, derived_inverse
 from .jvp_vjp import filter_vjp
 from .vmap import filter_vmap, if_array
@@ -122,25 +117,18 @@ def filter_invertible(
         assert grads[0]["f"].shape == (3, 3)
         ```
     """
-    if fun is NOT_GIVEN:
-        return lambda fun: Invertible(fun, inverse, check)
-    return Invertible(fun, inverse, check)
+    if inverse is not None:
+        require_callable(inverse, "filter_invertible(inverse=...)")
+    return applied(Invertible, fun, _inverse=inverse, _check=check)
 
 
-class Invertible(Transformed[..., _X], Generic[_B, _X]):
+class Invertible(WithOptions[..., _X], Generic[_B, _X]):
     """The result of [`equinox_like.filter_invertible`][]."""
 
     _transformation_ = "filter_invertible"
 
     _inverse: Callable[[Any, Any], Any] | None = field(static=True)
     _check: bool = field(static=True)
-
-    def __init__(self, fun: Any, inverse: Any, check: bool):
-        super().__init__(fun)
-        if inverse is not None:
-            require_callable(inverse, "filter_invertible(inverse=...)")
-        self._inverse = inverse
-        self._check = check
 
     @frames_hidden
     def __call__(self, blocks: _B | Sequence[_B], x: _X, /) -> _X:
@@ -248,7 +236,7 @@ def _chain(arguments: Any, fun: Any, inverse: Any) -> Any:
     blocks, x = arguments
 
     def step(x, block):
-        return _like(fun(block, x), x, fun), None
+        return _like_input(fun(block, x), x, fun), None
 
     return _scan(step, x, blocks)[0]
 
@@ -264,15 +252,13 @@ _chain._rules.may_change_output = False
 
 
 @_chain.def_bwd
-def _backward(
-    y: Any, cotangent: Any, perturbed: Any, arguments: Any, fun: Any, inverse: Any
-) -> Any:
+def _backward(y, cotangent, perturbed, arguments, fun, inverse) -> Any:
     blocks, _ = arguments
     undo = inverse or derived_inverse(fun)
 
     def step(carry, block):
         y, cotangent = carry
-        x = _like(undo(_again(block), y), y, undo)
+        x = _like_input(undo(_again(block), y), y, undo)
         _, pull_back = filter_vjp(fun, _again(block), x)
         gradient, cotangent = pull_back(cotangent)
         return (x, cotangent), gradient
@@ -352,7 +338,7 @@ def _require_stacked(arrays: Any) -> None:
         )
 
 
-def _like(y: Any, x: Any, fun: Any) -> Any:
+def _like_input(y: Any, x: Any, fun: Any) -> Any:
     """Returns `y`; raises if it differs from `x` in more than the values of arrays."""
     message = (
         f"`{name_of(fun)}` must return a tree with the structure of its second "
@@ -389,7 +375,7 @@ def _verified(fun: Any, inverse: Any, blocks: Any, x: Any) -> Any:
     held, start = map_arrays(jax.lax.stop_gradient, (blocks, x))
 
     def step(x, block):
-        y = _like(fun(block, x), x, fun)
+        y = _like_input(fun(block, x), x, fun)
         errors = [jnp.zeros(2)]
         rebuilt = jtu.tree_leaves(filter(undo(block, y), is_inexact_array))
         for old, new in zip(

@@ -313,8 +313,8 @@ def _match(primal: Any, tangent: Any, name: str, is_cotangent: bool) -> Any:
             "array, or `None` for a leaf that is not differentiated. `filter(tree, "
             "is_inexact_array)` has `None` there."
         )
-    shape, dtype = shape_and_dtype(primal)
-    given_shape, given_dtype = shape_and_dtype(tangent)
+    shape, dtype = array_type(primal)
+    given_shape, given_dtype = array_type(tangent)
     if dtype is None or not jnp.issubdtype(dtype, jnp.inexact):
         if given_dtype == jax.dtypes.float0:
             return None
@@ -336,7 +336,7 @@ def _match(primal: Any, tangent: Any, name: str, is_cotangent: bool) -> Any:
     return tangent
 
 
-def shape_and_dtype(x: Any) -> tuple[Any, Any]:
+def array_type(x: Any) -> tuple[Any, Any]:
     if isinstance(x, jax.ShapeDtypeStruct):
         return x.shape, x.dtype
     if not is_array_like(x):

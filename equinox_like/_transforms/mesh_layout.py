@@ -25,20 +25,25 @@ from .._core.sharding import (
     constrain as constrain_array,
     require_axis,
 )
-from .._core.table import table_lines
 from .._errors import did_you_mean
+from .._jit.report import table_lines
 from .._module.fields import field
 from .._module.module import Module
 from .._tree.arrays import describe_array, with_key, without_key
 from .._tree.filters import is_array, is_array_or_struct
-from .._tree.glob import matches, near_paths
 from .._tree.nodes import listed, path_str, plain_path
 from .._tree.partitioning import filter as filter_tree
+from .._tree.paths import matches, near_paths
 from .._tree.require import named_arguments
 from .._typing import NOT_GIVEN
-from .follow import following, owner_of, owners_of
-from .shard import build_sharded, check_alike_everywhere
-from .shard_map import Compiled
+from .shard import (
+    build_sharded,
+    check_alike_everywhere,
+    following,
+    owner_of,
+    owners_of,
+)
+from .shard_map import JittedMap
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -364,7 +369,7 @@ class Layout:
         if fun is NOT_GIVEN:
             return functools.partial(self.jit, **options)
         donate = options.pop("donate", "none")
-        kind: Any = Compiled if jax.process_count() == 1 else _JittedByAll
+        kind: Any = JittedMap if jax.process_count() == 1 else _JittedByAll
         return kind(_InLayout(fun, self), donate, options)
 
     def _pinned(self, out: Any, arguments: Any) -> Any:
@@ -490,7 +495,7 @@ class _InLayout(Transformed[..., Any]):
             return layout._pinned(out, (args, kwargs))
 
 
-class _JittedByAll(Compiled[..., Any]):
+class _JittedByAll(JittedMap[..., Any]):
     """The result of `Layout.jit` if there are several processes."""
 
     @frames_hidden

@@ -1,21 +1,31 @@
-"""`filter_shard_map`: each device computes on its shard of the arrays.
+"""`filter_shard_map` and `filter_pmap`: each device computes on its part of the arrays.
 
 JAX gets a flat list of specs for a flat list of arrays. The structure of the output is
-not known before the trace. So its arrays are returned in one list for each leaf of
-`out_specs`, as in `_jit/shardings.py`, and the rest of it bypasses JAX.
+not known before the trace. So the arrays of `filter_shard_map` are returned in one list
+for each leaf of `out_specs`, as in `_jit/shardings.py`, and the rest of the output
+bypasses JAX.
+`filter_pmap` is `filter_vmap` with one device for each row, by `jax.shard_map`.
 """
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeVar, overload
 
 import jax
+import jax.numpy as jnp
 import jax.tree_util as jtu
-from jax.sharding import PartitionSpec
+import numpy as np
+from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from .._compat.axes import varying_axes
-from .._compat.messages import is_other_specs_error
-from .._core.base import Transformed, by_position, name_of
+from .._compat.errors import is_other_specs_error
+from .._core.base import (
+    DEPRECATED,
+    Transformed,
+    by_position,
+    check_not_deprecated,
+    name_of,
+)
 from .._core.flat_call import FlatCall, Template
 from .._core.sharding import axes_of, check_fits, require_axis, require_mesh
 from .._core.show_as import show_as
@@ -27,18 +37,31 @@ from .._tree.filters import is_array, is_none
 from .._tree.match import spread
 from .._tree.nodes import path_str
 from .._typing import NOT_GIVEN
-from .arguments import NamedCall
+from .arguments import NamedCall, WithOptions, applied, show_as_call
+from .vmap import (
+    Mapped,
+    MappedOutput,
+    axes_of_call,
+    check_sizes,
+    checked_size,
+    if_array,
+)
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-class Compiled(Jitted[_P, _T]):
+class JittedMap(Jitted[_P, _T]):
     """`filter_jit` of a transformed function. `__wrapped__` is the user's function."""
 
     def __init__(self, fun: Transformed[..., Any], donate: Any, jitkwargs: Any = None):
         check_mode(donate)
         super().__init__(fun, donate, jitkwargs or {})
+
+    @classmethod
+    def of(cls, fun: Any, kind: Any, donate: Any, **fields: Any) -> Any:
+        """The compiled `kind` of map of a function."""
+        return cls(kind(fun, **fields), donate)
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
@@ -130,13 +153,27 @@ def filter_shard_map(
         assert mean(model, jnp.ones((8, 2))).shape == ()
         ```
     """
-    options = (mesh, in_specs, out_specs, axis_names, check_vma)
-    if fun is NOT_GIVEN:
-        return lambda fun: Compiled(ShardMapped(fun, *options), donate)
-    return Compiled(ShardMapped(fun, *options), donate)
+    if mesh is not None:
+        require_mesh(mesh, "filter_shard_map")
+    if isinstance(axis_names, str):
+        raise TypeError(
+            "`axis_names` of `filter_shard_map` must be a set of names, such as "
+            f"{ {axis_names} }; got {axis_names!r}."
+        )
+    return applied(
+        JittedMap.of,
+        fun,
+        kind=ShardMapped,
+        donate=donate,
+        _mesh=mesh,
+        _in_specs=in_specs,
+        _out_specs=out_specs,
+        _axis_names=frozenset(axis_names or ()),
+        _check_vma=check_vma,
+    )
 
 
-class ShardMapped(Transformed[..., Any]):
+class ShardMapped(WithOptions[..., Any]):
     """The function that `filter_shard_map` compiles: `jax.shard_map` of a function."""
 
     _transformation_ = "filter_shard_map"
@@ -146,21 +183,6 @@ class ShardMapped(Transformed[..., Any]):
     _out_specs: Any = field(static=True)
     _axis_names: frozenset[Any] = field(static=True)  # empty for all axes
     _check_vma: bool = field(static=True)
-
-    def __init__(self, fun, mesh, in_specs, out_specs, axis_names, check_vma):
-        super().__init__(fun)
-        if mesh is not None:
-            require_mesh(mesh, "filter_shard_map")
-        if isinstance(axis_names, str):
-            raise TypeError(
-                "`axis_names` of `filter_shard_map` must be a set of names, such as "
-                f"{ {axis_names} }; got {axis_names!r}."
-            )
-        self._mesh = mesh
-        self._in_specs = in_specs
-        self._out_specs = out_specs
-        self._axis_names = frozenset(axis_names or ())
-        self._check_vma = check_vma
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         fun = self.__wrapped__
@@ -301,3 +323,223 @@ def _has_arrays(tree: Any) -> bool:
 
 def _padded(spec: Any, ndim: int) -> tuple[Any, ...]:
     return (*spec, *[None] * (ndim - len(spec)))
+
+
+_ROWS = if_array(0)
+
+
+@overload
+def filter_pmap(
+    fun: Callable[_P, _T],
+    *,
+    in_axes: Any = ...,
+    out_axes: Any = ...,
+    axis_name: Any = None,
+    axis_size: int | None = None,
+    donate: Donate = "none",
+    devices: Sequence[Any] | None = None,
+    backend: str | None = None,
+) -> Jitted[_P, _T]: ...
+@overload
+def filter_pmap(
+    *,
+    in_axes: Any = ...,
+    out_axes: Any = ...,
+    axis_name: Any = None,
+    axis_size: int | None = None,
+    donate: Donate = "none",
+    devices: Sequence[Any] | None = None,
+    backend: str | None = None,
+) -> Callable[[Callable[_P, _T]], Jitted[_P, _T]]: ...
+def filter_pmap(
+    fun: Any = NOT_GIVEN,
+    *,
+    in_axes: Any = _ROWS,
+    out_axes: Any = _ROWS,
+    axis_name: Any = None,
+    axis_size: int | None = None,
+    donate: Any = "none",
+    devices: Sequence[Any] | None = None,
+    backend: str | None = None,
+    **refused: Any,
+) -> Any:
+    """`jax.pmap` for functions of any pytrees: one device for each row.
+
+    New code is better served by [`equinox_like.filter_jit`][] with arrays that
+    [`equinox_like.filter_shard`][] has split, or by [`equinox_like.filter_shard_map`][].
+
+    **Arguments:**
+
+    - `fun`: the function to map. The arrays of a callable pytree are the same on all
+        devices.
+    - `in_axes`, `out_axes`, `axis_name`, `axis_size`: as for
+        [`equinox_like.filter_vmap`][]. If `out_axes` has a `None`, `fun` is traced twice.
+    - `donate`: as for [`equinox_like.filter_jit`][].
+    - `devices`, `backend`: where to run; by default on as many of `jax.devices()` as there
+        are rows.
+
+    **Returns:**
+
+    A function of the same arguments, with `.lower` and the other methods of what
+    [`equinox_like.filter_jit`][] returns.
+
+    **Raises:**
+
+    `ValueError` as by [`equinox_like.filter_vmap`][]; if there are more rows than devices;
+    if an output with the axis `None` may differ between devices, or an argument is on
+    a mesh with explicit axes. Each names the path. Also `ValueError` under
+    `jax.set_mesh`.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        n = len(jax.devices())
+        share = eqx.filter_pmap(lambda x: x / jax.lax.psum(x, "rows"), axis_name="rows")
+        assert share(jnp.ones(n)).tolist() == [1 / n] * n
+        ```
+    """
+    check_not_deprecated(
+        "filter_pmap", DEPRECATED, refused, ": use `in_axes` and `out_axes`"
+    )
+    for name in refused:
+        if name in ("static_broadcasted_argnums", "donate_argnums"):
+            raise ValueError(
+                f"`filter_pmap` does not take `{name}`: leaves that are not arrays are "
+                "static, and `donate` says what to donate."
+            )
+        raise TypeError(f"`filter_pmap` got an unexpected keyword argument {name!r}.")
+    used = devices if devices is not None else jax.devices(backend)
+    return applied(
+        JittedMap.of,
+        fun,
+        kind=Pmapped,
+        donate=donate,
+        _in_axes=in_axes,
+        _out_axes=out_axes,
+        _axis_name="<filter_pmap>" if axis_name is None else axis_name,
+        _axis_size=checked_size("filter_pmap", axis_size),
+        _devices=tuple((device.platform, device.id) for device in used),
+        _exact=devices is not None,
+    )
+
+
+def _find_devices(wanted: Sequence[tuple[str, int]]) -> list[Any]:
+    """The devices with these platforms and ids."""
+    platforms = {platform for platform, _ in wanted}
+    found = {(p, d.id): d for p in platforms for d in jax.devices(p)}
+    missing = [device for device in wanted if device not in found]
+    if missing:
+        raise ValueError(
+            f"A function of `filter_pmap` was pickled for the devices {missing}, which "
+            "this process does not have."
+        )
+    return [found[device] for device in wanted]
+
+
+class Pmapped(Mapped):
+    """The function that `filter_pmap` compiles: it runs each row on its own device."""
+
+    _transformation_ = "filter_pmap"
+
+    # The platform and id of each, which can be pickled.
+    _devices: tuple[tuple[str, int], ...] = field(static=True)
+    # Whether there must be as many rows as devices.
+    _exact: bool = field(static=True)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        axis_name = self._axis_name
+        call = NamedCall("filter_pmap", self.__wrapped__, args, kwargs)
+        axes = axes_of_call(call, self._in_axes)
+        check_sizes(call, axes, self._axis_size)
+        mesh = self._mesh(call, axes)
+        data, flat_call = FlatCall.of(self._held_, args, kwargs, with_fun=True)
+        axes = [None] * jtu.tree_structure(self._held_).num_leaves + axes
+        of_data = [axes[i] for i in flat_call.template.places]
+        output = MappedOutput(self._out_axes)
+
+        def of_row(row):
+            return output.split(flat_call.run(row))
+
+        def flat(data):
+            with_rows, without = of_row(
+                x if axis is None else jax.lax.index_in_dim(x, 0, axis, keepdims=False)
+                for x, axis in zip(data, of_data, strict=True)
+            )
+            return [jnp.asarray(x)[None] for x in with_rows], without
+
+        show_as_call(flat, self.__wrapped__, args, kwargs, self._tree)
+        if _may_return_once(self._out_axes):
+            options = {"axis_name": axis_name, "axis_size": mesh.devices.size}
+            found = output.batched(of_row, data, in_axes=(of_data,), **options)
+            if found is not None:
+                raise ValueError(
+                    f"{call}: {found} may differ between devices, so its output axis "
+                    "cannot be `None`. Make it equal on all devices with `jax.lax.psum` "
+                    "or `jax.lax.pmean`, or give it an axis."
+                )
+        specs = [
+            PartitionSpec()
+            if axis is None
+            else PartitionSpec(*[None] * (axis % x.ndim), axis_name)
+            for x, axis in zip(data, of_data, strict=True)
+        ]
+        with_rows, without = jax.shard_map(
+            flat,
+            mesh=mesh,
+            in_specs=(specs,),
+            out_specs=(PartitionSpec(axis_name), PartitionSpec()),
+            # With it, the gradient for an array that all devices share would be a sum
+            # over the devices, which it is not under `jax.pmap`. And some functions
+            # would need a `jax.lax.pcast`. So `jax.vmap` checks the outputs, above.
+            check_vma=False,
+        )(data)
+        return output.join(with_rows, without)
+
+    def _mesh(self, call: NamedCall, axes: Sequence[int | None]) -> Mesh:
+        size, name = self._axis_size, "axis_size"
+        leaves = jtu.tree_leaves_with_path((call.args, call.kwargs))
+        for (path, x), axis in zip(leaves, axes, strict=True):
+            if axis is not None:
+                size, name = x.shape[axis], call.leaf_name(path)
+                break
+        if size is None:
+            raise ValueError(
+                f"{call}: no argument is mapped. Map one, or give `axis_size`."
+            )
+        count = len(self._devices)
+        if size > count or (self._exact and size != count):
+            raise ValueError(
+                f"{call}: `{name}`: {size} rows cannot be split over {count} devices, one "
+                "row each. Map over at most as many rows as devices, and use "
+                "`filter_vmap` for the rows of one device."
+            )
+        _check_not_explicit(call, axes)
+        devices = np.asarray(_find_devices(self._devices[:size]))
+        return Mesh(devices, (self._axis_name,), axis_types=(AxisType.Auto,))
+
+
+def _check_not_explicit(call: NamedCall, axes: Sequence[int | None]) -> None:
+    """Raises for an argument with explicit axes, which JAX does not move to a mesh."""
+    leaves = jtu.tree_leaves_with_path((call.args, call.kwargs))
+    for (path, x), axis in zip(leaves, axes, strict=True):
+        sharding: Any = jax.typeof(x).sharding if is_array(x) else None
+        if sharding is None or AxisType.Explicit not in sharding.mesh.axis_types:
+            continue
+        if axis is not None or any(sharding.spec):
+            raise ValueError(
+                f"{call}: `{call.leaf_name(path)}` ({describe_array(x)}) is on another "
+                "mesh, one with explicit axes. Take it off that mesh with "
+                "`jax.device_get`."
+            )
+
+
+def _may_return_once(out_axes: Any) -> bool:
+    leaves = jtu.tree_leaves(out_axes, is_leaf=is_none)
+    return not all(
+        isinstance(x, int) or (isinstance(x, if_array) and x.axis is not None)
+        for x in leaves
+    )

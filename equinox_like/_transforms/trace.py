@@ -1,5 +1,4 @@
-"""Tracing without execution: `filter_eval_shape`, `filter_make_jaxpr`, and
-`filter_closure_convert`.
+"""Traces functions: `filter_eval_shape`, `filter_make_jaxpr`, `filter_closure_convert`.
 
 JAX traces arrays, and `jax.ShapeDtypeStruct`s in their place. All other leaves are
 passed to the function unchanged.
@@ -8,7 +7,7 @@ passed to the function unchanged.
 import functools
 import itertools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import jax
@@ -16,8 +15,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from .._compat.jaxpr import eval_jaxpr, without_constants
-from .._core.base import Transformed, frames_hidden, name_of, require_callable
-from .._core.caches import on_clear
+from .._core.base import Transformed, frames_hidden, name_of, on_clear, require_callable
 from .._core.difference import tree_differences
 from .._core.flat_call import FlatCall, Template, pack, take_apart, unpack
 from .._module.fields import field
@@ -27,8 +25,8 @@ from .._tree.cached import Cached
 from .._tree.filters import is_array, is_array_or_struct
 from .._tree.format import tree_pformat
 from .._tree.nodes import path_str
-from .._tree.splitting import STATIC, Skeleton, merge, split
-from .arguments import show_as_call
+from .._tree.partitioning import STATIC, Skeleton, merge, split
+from .arguments import applied, show_as_call
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -179,16 +177,13 @@ def filter_make_jaxpr(fun: Callable[_P, Any]) -> "JaxprMaker[_P]":
         assert arrays[0].shape == (2,) and static == (None, 3)
         ```
     """
-    return JaxprMaker(fun)
+    return applied(JaxprMaker, fun)
 
 
 class JaxprMaker(Transformed[_P, tuple[Any, Any, Any]], Generic[_P]):
     """The result of [`equinox_like.filter_make_jaxpr`][]."""
 
     _transformation_ = "filter_make_jaxpr"
-
-    def __init__(self, fun: Any):
-        super().__init__(fun)
 
     @frames_hidden
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> tuple[Any, Any, Any]:
@@ -227,18 +222,29 @@ def cached_filter_eval_shape(
     context. Static values must be hashable, else it raises `TypeError`.
     [`equinox_like.clear_caches`][] empties the cache.
     """
+    data, skeleton = split_data((fn, args, kwargs), is_array_or_struct)
+    # Weak types and shardings are not part of the cache key.
+    return unpack(_jitted(skeleton).eval_shape([*map(jax_struct_of, data)]))
+
+
+def split_data(
+    tree: Any, is_data: Callable[[Any], bool] = is_array
+) -> tuple[list[Any], Skeleton]:
+    """The data leaves; and the tree without them, which can be the key of a cache.
+
+    **Raises:**
+
+    `TypeError` if another leaf cannot be hashed, naming its path.
+    """
     try:
-        groups, skeleton = split(
-            (fn, args, kwargs), lambda x: _DATA if is_array_or_struct(x) else STATIC
-        )
+        groups, skeleton = split(tree, lambda x: "data" if is_data(x) else STATIC)
     except ValueError as e:
         raise TypeError(str(e)) from None
-    # Weak types and shardings are not part of the cache key.
-    data = [*map(jax_struct_of, groups.get(_DATA, ()))]
-    return unpack(_jitted(skeleton).eval_shape(data))
+    return groups.get("data", []), skeleton
 
 
-_DATA = "data"
+def merge_data(data: Sequence[Any], skeleton: Skeleton) -> Any:
+    return merge({"data": data}, skeleton)
 
 
 # One for each structure with its static leaves; JAX caches its traces by shapes, dtypes
@@ -246,10 +252,8 @@ _DATA = "data"
 # The functions that are kept keep what they and their static values read alive.
 @functools.lru_cache(256)
 def _jitted(skeleton: Skeleton) -> Any:
-    groups = {_DATA} & set(skeleton.labels)
-
     def flat(data):
-        fun, args, kwargs = merge(dict.fromkeys(groups, data), skeleton)
+        fun, args, kwargs = merge_data(data, skeleton)
         return pack(fun(*args, **kwargs))
 
     return jax.jit(flat)

@@ -1,4 +1,4 @@
-"""`filter_vmap`: `jax.vmap` with axes given as prefix trees of ints, `None` and callables.
+"""`filter_vmap`: `jax.vmap` with axes as prefix trees of ints, `None` and callables.
 
 Each leaf gets an axis or `None`. JAX maps over a flat list of the leaves with an axis;
 all others are closed over. Mapped outputs have their batch axis at 0 first, and it is
@@ -15,12 +15,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.sharding import AxisType
 
-from .._core.base import (
-    DEPRECATED,
-    Transformed,
-    check_not_deprecated,
-    frames_hidden,
-)
+from .._core.base import DEPRECATED, Transformed, check_not_deprecated, frames_hidden
 from .._core.flat_call import FlatCall, Template
 from .._module.fields import field
 from .._tree.arrays import describe_array
@@ -29,7 +24,7 @@ from .._tree.match import leaf_name, match_prefix
 from .._tree.nodes import describe_node
 from .._tree.require import check_options, require_integer
 from .._typing import NOT_GIVEN, VmapOptions
-from .arguments import NamedCall
+from .arguments import NamedCall, WithOptions, applied
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -143,31 +138,28 @@ def filter_vmap(
         "filter_vmap", DEPRECATED, vmapkwargs, ": use `in_axes` and `out_axes`"
     )
     check_options(vmapkwargs, "filter_vmap", jax.vmap)
-    options = (in_axes, out_axes, axis_name, axis_size, vmapkwargs)
-    if fun is NOT_GIVEN:
-        return lambda fun: Vmapped(fun, *options)
-    return Vmapped(fun, *options)
+    # Layers repeat an activation function as often as their size says, which may be
+    # "scalar". Without an array in it, nothing is repeated.
+    if not isinstance(axis_size, str):
+        axis_size = checked_size("filter_vmap", axis_size)
+    return applied(
+        Vmapped,
+        fun,
+        _in_axes=in_axes,
+        _out_axes=out_axes,
+        _axis_name=axis_name,
+        _axis_size=axis_size,
+        _vmapkwargs=tuple(sorted(vmapkwargs.items())),
+    )
 
 
-class Mapped(Transformed[..., Any]):
+class Mapped(WithOptions[..., Any]):
     """A function that is mapped over an axis, by `filter_vmap` or `filter_pmap`."""
 
     _in_axes: Any = field(static=True)
     _out_axes: Any = field(static=True)
     _axis_name: Any = field(static=True)
     _axis_size: Any = field(static=True)
-
-    def __init__(self, fun, in_axes, out_axes, axis_name, axis_size):
-        super().__init__(fun)
-        self._in_axes = in_axes
-        self._out_axes = out_axes
-        self._axis_name = axis_name
-        # Layers repeat an activation function as often as their size says, which may be
-        # "scalar". Without an array in it, nothing is repeated.
-        is_text = isinstance(axis_size, str)
-        if not is_text:
-            axis_size = checked_size(self._transformation_, axis_size)
-        self._axis_size = axis_size
 
 
 class Vmapped(Mapped):
@@ -176,10 +168,6 @@ class Vmapped(Mapped):
     _transformation_ = "filter_vmap"
 
     _vmapkwargs: tuple[tuple[str, Any], ...] = field(static=True)
-
-    def __init__(self, fun, in_axes, out_axes, axis_name, axis_size, vmapkwargs):
-        super().__init__(fun, in_axes, out_axes, axis_name, axis_size)
-        self._vmapkwargs = tuple(sorted(vmapkwargs.items()))
 
     @frames_hidden
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:

@@ -1,24 +1,25 @@
 """`tree_at`: a copy of a tree in which some nodes are replaced.
 
-A function `where` is called on copies of the tree. In these, every node and leaf is a
-distinct object, so what `where` returns is found by identity. If it returns one leaf,
-the common case, no other node is visited. Paths and trees of bools are looked up among
-the key paths of all nodes.
+First `where` is resolved to places: the numbers of the chosen nodes in the order in which
+JAX visits them. Then the nodes at these places are replaced. A function `where` is called
+on two copies of the tree, whose nodes are distinct objects, so what it returns is found
+by identity. If it returns one leaf, the common case, no other node is visited. Paths and
+trees of bools are looked up among the key paths of all nodes (`paths.py`).
 """
 
 import threading
 import types
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Set
 from itertools import pairwise
-from typing import Any, Final, TypeVar, overload
+from typing import Any, Final, NamedTuple, TypeVar, overload
 
 import jax.tree_util as jtu
 
 from .._typing import NOT_GIVEN
-from .at_where import choose_places, is_function
 from .deleted import deleted_named
 from .filters import is_array
 from .nodes import Nodes, describe_node
+from .paths import choose_places, is_function
 from .require import check_not_callable, require_callable
 
 _Tree = TypeVar("_Tree")
@@ -116,38 +117,28 @@ def tree_at(
     leaves, treedef = jtu.tree_flatten(pytree, is_leaf)
     opaque = [_OpaqueLeaf() for _ in leaves]
     copy = treedef.unflatten(opaque)
-    if not is_function(where):
-        nodes = Nodes(copy)
-        places, is_one_node = choose_places(where, nodes)
-    else:
+    if is_function(where):
         answer = _ask(where, copy, pytree)
-        if type(answer) is _OpaqueLeaf:
+        if type(answer) is _OpaqueLeaf:  # the common case: no other node is visited
             index = _position(opaque, answer)
             if _asked(where, treedef.unflatten(leaves)) is not leaves[index]:
                 raise _depends_on_leaves()
             new = replace_fn(leaves[index]) if replace is NOT_GIVEN else replace
             leaves[index] = new
             return treedef.unflatten(leaves)
-
-        if _has_tuples(answer):
-            filled = _own_tuples(pytree, is_leaf)
-        else:
-            filled = treedef.unflatten(leaves)
-        filled_answer = _asked(where, filled)
-        nodes, filled_nodes = Nodes(copy), Nodes(filled, stop=leaves)
+        filled = _own_tuples(pytree, is_leaf)
+        twin = _asked(where, filled)
+        nodes = Nodes(copy)
         if len(nodes.all) != treedef.num_nodes:
             raise ValueError(
                 "`where` must not change the tree that it is given. Reading a missing "
                 "key of a `defaultdict` adds the key."
             )
-        try:
-            places, is_one_node = _choose(answer, filled_answer, nodes, filled_nodes)
-        except (TypeError, ValueError):
-            nodes.check_assigned(where)
-            raise
-        # Python has only one `None`, and a default `()` looks like no nodes.
-        if not places or any(nodes.all[place] is None for place in places):
-            nodes.check_assigned(where)
+        copies = _Copies(nodes, Nodes(filled, stop=leaves))
+        places, is_one_node = _choose(where, answer, twin, copies)
+    else:
+        nodes = Nodes(copy)
+        places, is_one_node = choose_places(where, nodes)
     _check_no_overlap(places, nodes)
     if replace is NOT_GIVEN:
         originals = Nodes(pytree, is_leaf).all
@@ -234,12 +225,6 @@ def _position(opaque: list[_OpaqueLeaf], answer: _OpaqueLeaf) -> int:
         ) from None
 
 
-def _has_tuples(answer: Any) -> bool:
-    return type(answer) is tuple or (
-        isinstance(answer, list | tuple) and any(type(x) is tuple for x in answer)
-    )
-
-
 def _own_tuples(pytree: Any, is_leaf: Callable[[Any], bool] | None) -> Any:
     """A copy of `pytree` in which each tuple is a `_Tuple`."""
 
@@ -259,70 +244,78 @@ def _own_tuples(pytree: Any, is_leaf: Callable[[Any], bool] | None) -> Any:
     )
 
 
-def _choose(
-    answer: Any, filled_answer: Any, nodes: Nodes, filled_nodes: Nodes
-) -> tuple[list[int], bool]:
-    """The places that `where` chose, and whether it returned one node or a sequence.
+class _Copies(NamedTuple):
+    """All nodes of the two copies of the tree that `where` is called on.
 
-    `answer` is from the copy with opaque leaves, in which each leaf is distinct.
-    `filled_answer` is from the copy with the real leaves, in which each tuple is
-    distinct.
+    In `opaque` each leaf is a distinct object; in `filled`, with the real leaves, each
+    tuple is. What `where` chose is where both have what it returned for them.
     """
-    if type(answer) is tuple:
-        is_one_node = bool(_places_of_tuple(filled_answer, filled_nodes))
-    else:
-        is_one_node = bool(nodes.places_of(answer)) or not isinstance(
-            answer, list | tuple
-        )
-    if is_one_node:
-        answer, filled_answer = [answer], [filled_answer]
-    elif type(answer) is not type(filled_answer) or len(answer) != len(filled_answer):
-        raise _depends_on_leaves()
-    places = [
-        _locate(node, twin, nodes, filled_nodes)
-        for node, twin in zip(answer, filled_answer, strict=True)
-    ]
-    for place, twin in zip(places, filled_answer, strict=True):
-        if filled_nodes.all[place] is not twin:
-            raise _depends_on_leaves()
+
+    opaque: Nodes
+    filled: Nodes
+
+    def candidates(self, answer: Any, twin: Any) -> list[int]:
+        """The places of `answer` in the copy in which such objects are distinct."""
+        if type(answer) is not tuple:
+            return self.opaque.places_of(answer)
+        # Nodes such as `jax.tree_util.Partial` make plain tuples of those they are given.
+        # These are new objects too, unless they are empty.
+        is_new = type(twin) is _Tuple or bool(twin)
+        return self.filled.places_of(twin) if is_new else []
+
+    def locate(self, answer: Any, twin: Any) -> int:
+        """The one place of `answer` in the one copy, and of `twin` in the other."""
+        candidates = self.candidates(answer, twin)
+        opaque, filled = self.opaque.all, self.filled.all
+        places = [i for i in candidates if opaque[i] is answer and filled[i] is twin]
+        if len(places) == 1:
+            return places[0]
+        if places:
+            raise ValueError(
+                f"`where` does not uniquely identify a node of `pytree`: the same "
+                f"{answer!r} occurs at {self.opaque.paths_of(answer)}. To replace a "
+                "`None` among several, pass `is_leaf=lambda x: x is None`."
+            )
+        raise _depends_on_leaves() if candidates else _not_in_tree(answer)
+
+
+def _choose(
+    where: Any, answer: Any, twin: Any, copies: _Copies
+) -> tuple[list[int], bool]:
+    """The places of what `where` returned for the two copies, and whether it is one node
+    or a sequence of nodes."""
+    is_sequence = isinstance(answer, list | tuple)
+    is_one_node = not is_sequence or bool(copies.candidates(answer, twin))
+    pairs: Any = [(answer, twin)]
+    try:
+        if not is_one_node:
+            if type(answer) is not type(twin) or len(answer) != len(twin):
+                raise _depends_on_leaves()
+            pairs = zip(answer, twin, strict=True)
+        places = [copies.locate(*pair) for pair in pairs]
+    except (TypeError, ValueError):
+        copies.opaque.check_assigned(where)
+        raise
+    # Python has only one `None`, and a default `()` looks like no nodes.
+    if not places or any(copies.opaque.all[place] is None for place in places):
+        copies.opaque.check_assigned(where)
     return places, is_one_node
 
 
-def _locate(node: Any, twin: Any, nodes: Nodes, filled_nodes: Nodes) -> int:
-    places = nodes.places_of(node)
-    if type(node) is tuple:
-        own = _places_of_tuple(twin, filled_nodes)
-        if not set(own) <= set(places):
-            raise _depends_on_leaves()
-        places = own
-    if len(places) == 1:
-        return places[0]
-    if places:
-        raise ValueError(
-            f"`where` does not uniquely identify a node of `pytree`: the same {node!r} "
-            f"occurs at {_join(nodes.paths_of(node))}. To replace a `None` among "
-            "several, pass `is_leaf=lambda x: x is None`."
-        )
+def _not_in_tree(node: Any) -> Exception:
     if type(node) is _OpaqueLeaf or node is None or jtu.all_leaves([node]):
         is_method = isinstance(node, types.MethodType)  # its `repr` shows the instance
         shown = f"the method `{node.__qualname__}`" if is_method else repr(node)
-        raise TypeError(
+        return TypeError(
             f"`where` returned {shown}, which is not in `pytree`. It must return a "
             "node of the tree that it is given, or a list or tuple of nodes; values "
             "of static fields are not nodes, nor are defaults in the class that "
             "`__init__` did not assign."
         )
-    raise ValueError(
+    return ValueError(
         "`where` must return a node of the tree that it is given, or a list or tuple "
         f"of nodes. It returned {describe_node(node)} that is not in `pytree`."
     )
-
-
-def _places_of_tuple(twin: Any, filled_nodes: Nodes) -> list[int]:
-    # Nodes such as `jax.tree_util.Partial` make plain tuples of those they are given.
-    # These are new objects too, unless they are empty.
-    is_new = type(twin) is _Tuple or bool(twin)
-    return filled_nodes.places_of(twin) if is_new else []
 
 
 def _check_no_overlap(places: list[int], nodes: Nodes) -> None:
@@ -342,23 +335,20 @@ def _check_no_overlap(places: list[int], nodes: Nodes) -> None:
 
 
 def _as_sequence(replace: Any, length: int) -> list[Any]:
+    several = f"`where` returned a sequence of {length} nodes"
     try:
         given = len(replace)
     except TypeError:
+        given = None
+    # A mapping gives keys, and a set has no order.
+    if given is None or isinstance(replace, Mapping | Set):
+        what = describe_node(replace) + ", which has no length" * (given is None)
         raise TypeError(
-            f"`where` returned a sequence of {length} nodes, so `replace` must be a "
-            f"sequence of the same length. It is {describe_node(replace)}, which has "
-            "no length."
-        ) from None
-    if isinstance(replace, Mapping | Set):  # it gives keys, or has no order
-        raise TypeError(
-            f"`where` returned a sequence of {length} nodes, so `replace` must be a "
-            f"sequence of the same length, in their order. It is {describe_node(replace)}."
+            f"{several}, so `replace` must be a sequence of the same length, in their "
+            f"order. It is {what}."
         )
     if given != length:
-        raise ValueError(
-            f"`where` returned a sequence of {length} nodes, but `replace` has {given}."
-        )
+        raise ValueError(f"{several}, but `replace` has {given}.")
     return list(replace)
 
 
@@ -386,7 +376,3 @@ def _depends_on_leaves() -> ValueError:
         "a copy of the tree without leaves, and another in a copy with them: it must "
         f"not use values, types or shapes of leaves. {_BY_VALUES}"
     )
-
-
-def _join(paths: Sequence[str]) -> str:
-    return ", ".join(f"`{path}`" for path in paths)

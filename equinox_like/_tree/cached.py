@@ -1,13 +1,17 @@
 """Nodes that cache their flattened form, and may be lazy.
 
-A cached node is flattened once. The result is stored on the instance, where C++ code
-reads it. A node that a compiled function returns has only this flattened form at first
-(it is lazy). It gets its fields when one of them, or its `__dict__`, is first needed.
+A cached node is flattened once. The result, `_flat_`, is stored on the instance, where C++
+code reads it: the arrays below it, and what it is without them (`registry.py`). A node
+that a compiled function returns has only `_flat_` at first (it is lazy). It gets its fields
+when one of them, or its `__dict__`, is first needed.
 
 All fields of a lazy node are complete before they are published, by one swap of the
 dictionary. If a list or a dict was created, `_flat_` is dropped, because it may change
 from then on. A node is built immediately if building it runs code of the user, if a field
 is overridden by a property, or if it has attributes that are not fields.
+
+Python calls the three descriptors here only for what an instance does not have yet:
+`_Flat` for `_flat_`, `Attribute` for a field, and `_Dictionary` for its `__dict__`.
 """
 
 import dataclasses
@@ -16,64 +20,10 @@ import types
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from .registry import registry
-from .structure import FLAT, Structure, cached_types
+from .registry import FLAT, Waiting, cached_types, registry
 
 MISSING: Final[Any] = dataclasses.MISSING
 _set = object.__setattr__
-
-
-class _Flat:
-    """Computes `_flat_` of a node that does not have it yet.
-
-    A descriptor without `__set__`: Python uses it only if the instance has no `_flat_`.
-    """
-
-    def __get__(self, instance: Any, owner: type) -> Any:
-        if instance is None:
-            return self
-        describe = getattr(registry, "describe", None)  # `PublicRegistry` has none
-        if describe is None or type(instance) not in cached_types:
-            return None
-        flat: Any = None
-        try:
-            # The instance itself comes last.
-            for node, values, aux in reversed(_to_describe(instance)):
-                flat = describe(type(node), values, aux)
-                if not node._assignable_:
-                    _set(node, FLAT, flat)
-        except AttributeError as e:  # would call a `__getattr__` of the user's class
-            raise RuntimeError(str(e)) from e
-        return flat
-
-
-def _to_describe(instance: Any) -> list[tuple[Any, Sequence[Any], Any]]:
-    """The instance and the cached nodes below it, in tuples too, that have no `_flat_` yet,
-    from top to bottom, each with its children and aux data.
-
-    Otherwise `describe` would call itself for each level of a deep tree. A node that is
-    being constructed is left out: it may contain itself.
-    """
-    found: list[tuple[Any, Sequence[Any], Any]] = []
-    pending = [instance]
-    for node in pending:
-        if isinstance(node, tuple):
-            values: Sequence[Any] = node
-        else:
-            values, aux = cached_types[type(node)].flatten(node)
-            found.append((node, values, aux))
-        pending += [
-            value
-            for value in values
-            if isinstance(value, tuple)
-            or (
-                (cached := cached_types.get(type(value))) is not None
-                and cached.is_immutable
-                and FLAT not in raw_dict(value)
-                and not value._assignable_
-            )
-        ]
-    return found
 
 
 class _Bare:
@@ -85,43 +35,77 @@ raw_dict: Final[Callable[[Any], dict[str, Any]]] = vars(_Bare)["__dict__"].__get
 set_raw_dict: Final = vars(_Bare)["__dict__"].__set__
 
 
-class _Dictionary:
-    """The descriptor `__dict__` of a node. Reading it builds a lazy node first.
+# --- A lazy node gets its fields ---
 
-    It is not a `property`, since tools that decorate a class would replace it.
+
+def build_now(instance: Any) -> None:
+    """Gives a lazy node its fields. Does nothing if the node has them.
+
+    All fields are computed first, and then set at once. If two threads do this, the
+    first one wins.
     """
+    flat = raw_dict(instance).get(FLAT)
+    if flat is None or type(flat[1]) is not Waiting:
+        return
+    children, waiting = flat
+    attributes = raw_dict(waiting.build(children))
+    if waiting.built.is_closed:
+        attributes[FLAT] = children, waiting.built
+    with _publishing:
+        known = raw_dict(instance)
+        if known.get(FLAT) is flat:
+            # Keep attributes that were set by `object.__setattr__`.
+            own = {name: x for name, x in known.items() if name != FLAT}
+            set_raw_dict(instance, attributes | own if own else attributes)
 
-    def __get__(self, instance: Any, owner: type) -> dict[str, Any]:
-        build_now(instance)
-        attributes = raw_dict(instance)
-        if not instance._assignable_:
-            forget(instance)
-        return attributes
 
-    def __set__(self, instance: Any, attributes: dict[str, Any]) -> None:
-        set_raw_dict(instance, attributes)
+# No user code runs while it is held, except a signal handler, which may acquire it
+# again.
+_publishing = threading.RLock()
 
 
-class Cached(_Bare):
-    """A node that caches its flattened form, and may be lazy."""
+# --- A node is flattened ---
 
-    # An annotation would show in `typing.get_type_hints` of every Module.
-    if TYPE_CHECKING:
-        _aux_: Any
-        _flat_: Any
-        _assignable_: Any
 
-    # Caches for JAX's registry, and for ours.
-    _aux_ = None
-    _flat_ = _Flat()
-    # The attributes that can be assigned. There are some only during construction, when
-    # nothing is cached.
-    _assignable_ = frozenset()
+def _flatten(instance: Any) -> Any:
+    """The children and the structure of a cached node, from its fields. They are stored,
+    and so are those of the nodes below it."""
+    flat: Any = None
+    # The instance itself comes last.
+    for node, values, aux in reversed(_not_flattened(instance)):
+        flat = registry.describe(type(node), values, aux)
+        if not node._assignable_:
+            _set(node, FLAT, flat)
+    return flat
 
-    __dict__ = _Dictionary()  # pyright: ignore[reportAssignmentType]
 
-    def __getstate__(self) -> Any:
-        return self.__dict__.copy()
+def _not_flattened(instance: Any) -> list[tuple[Any, Sequence[Any], Any]]:
+    """The instance and the cached nodes below it, in tuples too, that have no `_flat_` yet,
+    from top to bottom, each with its children and aux data.
+
+    Otherwise `describe` would call itself for each level of a deep tree. A node that is
+    being constructed is left out: it may contain itself.
+    """
+    found: list[tuple[Any, Sequence[Any], Any]] = []
+    pending = [instance]
+    for node in pending:
+        cached = cached_types.get(type(node))
+        values: Sequence[Any] = node
+        if cached is not None:
+            values, aux = cached.flatten(node)
+            found.append((node, values, aux))
+        for value in values:
+            cached = cached_types.get(type(value))
+            if cached is None:
+                if isinstance(value, tuple):
+                    pending.append(value)
+            elif (
+                cached.is_immutable
+                and FLAT not in raw_dict(value)
+                and not value._assignable_
+            ):
+                pending.append(value)
+    return found
 
 
 def forget(instance: Any) -> None:
@@ -146,6 +130,42 @@ def forget_other_classes(nodes: Sequence[Any]) -> bool:
     return True
 
 
+# --- The descriptors ---
+
+
+class _Flat:
+    """The class attribute `_flat_`. Without `__set__`: the one of an instance comes
+    first."""
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is None:
+            return self
+        # `PublicRegistry` does not describe nodes.
+        if not hasattr(registry, "describe") or type(instance) not in cached_types:
+            return None
+        try:
+            return _flatten(instance)
+        except AttributeError as e:  # would call a `__getattr__` of the user's class
+            raise RuntimeError(str(e)) from e
+
+
+class _Dictionary:
+    """The descriptor `__dict__` of a node. Reading it builds a lazy node first.
+
+    It is not a `property`, since tools that decorate a class would replace it.
+    """
+
+    def __get__(self, instance: Any, owner: type) -> dict[str, Any]:
+        build_now(instance)
+        attributes = raw_dict(instance)
+        if not instance._assignable_:
+            forget(instance)
+        return attributes
+
+    def __set__(self, instance: Any, attributes: dict[str, Any]) -> None:
+        set_raw_dict(instance, attributes)
+
+
 class _LooksLikeData(type):
     """Metaclass of `Attribute`, so that tools take its instances for data descriptors.
 
@@ -158,7 +178,7 @@ class _LooksLikeData(type):
 
 
 # The class attribute for a field. It builds a lazy instance, and returns the field's
-# value.  A descriptor without `__set__`: Python uses it only if the instance has no
+# value. A descriptor without `__set__`: Python uses it only if the instance has no
 # value. To tools it looks like the member of a class with slots, so they see no
 # default. Such a member has no docstring, so this class has none.
 class Attribute(metaclass=_LooksLikeData):
@@ -176,29 +196,31 @@ class Attribute(metaclass=_LooksLikeData):
         self.owner = owner
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        name, default = self.name, self.default
-        found: Any = owner
         if instance is not None:
-            found = instance
             build_now(instance)
             # `build_now` does nothing if another thread has just built it.
             attributes = raw_dict(instance)
-            if name in attributes:
-                return attributes[name]
-        if default is MISSING:
-            # A base class may have a default, or a method of this name.
-            above = getattr(super(self.owner, found), name, MISSING)
-            if above is not MISSING and type(above) is not Attribute:
-                return above
-            if instance is None:
-                return self
-            raise AttributeError(
-                f"{type(found).__name__!r} object has no attribute {name!r}",
-                name=name,
-                obj=found,
-            )
-        bind = getattr(type(default), "__get__", None)
-        return default if bind is None else bind(default, instance, owner)
+            if self.name in attributes:
+                return attributes[self.name]
+        return self._of_class(instance, owner)
+
+    def _of_class(self, instance: Any, owner: Any) -> Any:
+        """The default; without one, what a base class has, or the attribute itself."""
+        name, default = self.name, self.default
+        if default is not MISSING:
+            bind = getattr(type(default), "__get__", None)
+            return default if bind is None else bind(default, instance, owner)
+        found = owner if instance is None else instance
+        above = getattr(super(self.owner, found), name, MISSING)
+        if above is not MISSING and type(above) is not Attribute:
+            return above
+        if instance is None:
+            return self
+        raise AttributeError(
+            f"{type(found).__name__!r} object has no attribute {name!r}",
+            name=name,
+            obj=found,
+        )
 
     def __reduce__(self):  # for cloudpickle, which copies `MISSING`
         default = () if self.default is MISSING else (self.default,)
@@ -216,33 +238,23 @@ class Attribute(metaclass=_LooksLikeData):
         return f"<field {self.name!r} of {self.owner.__name__!r} objects>"
 
 
-def build_now(instance: Any) -> None:
-    """Gives a lazy node its fields. Does nothing if the node has them.
+class Cached(_Bare):
+    """A node that caches its flattened form, and may be lazy."""
 
-    All fields are computed first, and then set at once. If two threads do this, the
-    first one wins.
-    """
-    flat = raw_dict(instance).get(FLAT)
-    if flat is None or not _is_unbuilt(raw_dict(instance), flat[1]):
-        return
-    children, structure = flat
-    attributes = raw_dict(structure.build(children))
-    if structure.is_closed:
-        attributes[FLAT] = flat
-    with _publishing:
-        known = raw_dict(instance)
-        if FLAT in known and _is_unbuilt(known, structure):
-            # Keep attributes that were set by `object.__setattr__`.
-            own = {name: x for name, x in known.items() if name != FLAT}
-            set_raw_dict(instance, attributes | own if own else attributes)
+    # An annotation would show in `typing.get_type_hints` of every Module.
+    if TYPE_CHECKING:
+        _aux_: Any
+        _flat_: Any
+        _assignable_: Any
 
+    # Caches for JAX's registry, and for ours.
+    _aux_ = None
+    _flat_ = _Flat()
+    # The attributes that can be assigned. There are some only during construction, when
+    # nothing is cached.
+    _assignable_ = frozenset()
 
-def _is_unbuilt(attributes: dict[str, Any], structure: Structure) -> bool:
-    return structure.is_lazy and (
-        len(attributes) == 1 or not all(name in attributes for name in structure.fields)
-    )
+    __dict__ = _Dictionary()  # pyright: ignore[reportAssignmentType]
 
-
-# No user code runs while it is held, except a signal handler, which may acquire it
-# again.
-_publishing = threading.RLock()
+    def __getstate__(self) -> Any:
+        return self.__dict__.copy()

@@ -1,32 +1,35 @@
-"""Refuses a tree that contains itself, with the path.
+"""Finds a node that contains itself, and an array or a node at two places of a tree.
 
-JAX flattens without end then, until the stack is full: with a `SystemError` at best. If
-Python code runs within, such as `is_leaf`, or the function that flattens a node, no error
-comes back: JAX leaves Python's count of open calls where it was, and the process is of no
-use any more. So what may take time looks before it flattens (`check_no_cycle`), and all
-others name the place in JAX's error (`name_cycle`).
+JAX checks neither. It flattens a cycle without end, until the stack is full: with a
+`SystemError` at best. If Python code runs within, such as `is_leaf`, or the function that
+flattens a node, no error comes back: JAX leaves Python's count of open calls where it was,
+and the process is of no use any more. So what may take time looks before it flattens
+(`check_no_cycle`), and all others name the place in JAX's error (`name_cycle`). Of an
+object at two places JAX makes two (`tree_check`).
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
+import jax
 import jax.tree_util as jtu
+import numpy as np
 
 from .cached import raw_dict
 from .nodes import children_of, path_str
+from .registry import FLAT, cached_types
 from .require import named_arguments
-from .structure import FLAT, cached_types
 
 _level: Final = jtu.default_registry.flatten_one_level
-_END: Final = object()
 # Deeper trees are not searched. A node may make new children each time, without end.
 _DEEPEST: Final = 100_000
 
 
-def check_no_cycle(
-    name: str, tree: Any, stop: set[type] | frozenset[type] = frozenset()
-) -> None:
+_Types = set[type] | frozenset[type]
+
+
+def check_no_cycle(name: str, tree: Any, stop: _Types = frozenset()) -> None:
     """Raises a `ValueError` if a node of the tree with this name contains itself.
 
     With `stop`, instances of these types are not searched, nor are Modules, which were
@@ -35,14 +38,12 @@ def check_no_cycle(
     nodes = _cycle_in(tree, stop)
     if nodes is None:
         return
-    path: list[Any] = []
-    paths = [path_str(path, name)]
+    paths = [name]
     for parent, child in pairwise(nodes):
         steps = (step for step, x in children_of(parent)[0] if x is child)
-        path += next(steps, ())
-        paths.append(path_str(path, name))
-    above = next(i for i, node in enumerate(nodes) if node is nodes[-1])
-    raise ValueError(contains_itself(nodes[-1], paths[above], paths[-1])) from None
+        paths.append(path_str(next(steps, ()), paths[-1]))
+    above = paths[list(map(id, nodes)).index(id(nodes[-1]))]
+    raise ValueError(contains_itself(nodes[-1], above, paths[-1])) from None
 
 
 def check_no_cycles(function: Any, args: Any, kwargs: Any) -> None:
@@ -65,32 +66,40 @@ def contains_itself(node: Any, above: str, below: str) -> str:
     )
 
 
+def contains(tree: Any, node: Any) -> bool:
+    """Whether a tree is this node, or has it below."""
+    nodes = _cycle_in(tree, outer=(node,))
+    return nodes is not None and nodes[-1] is node
+
+
 def _cycle_in(
-    tree: Any, stop: set[type] | frozenset[type] = frozenset()
+    tree: Any, stop: _Types = frozenset(), outer: Sequence[Any] = ()
 ) -> list[Any] | None:
-    """The nodes from the root down to one that is also above itself, if there is one."""
-    if type(tree) in stop or stop.issuperset(map(type, _children_of(tree))):
+    """The nodes from the root down to one that is also above itself, if there is one.
+
+    `outer` are nodes above the root.
+    """
+    if stop and (type(tree) in stop or stop.issuperset(map(type, _children_of(tree)))):
         return None  # soon, for most fields
-    nodes: list[Any] = []
-    following: list[Iterator[Any]] = [iter((tree,))]  # of each node, and of the root
-    above, seen = set(), {}
-    while following and len(nodes) < _DEEPEST:
-        child = next(following[-1], _END)
-        if child is _END:
+    above = {id(node): node for node in outer}  # from the root down
+    seen: dict[int, Any] = {}  # held, so that no `id` is used again
+    following = [iter((tree,))]  # the children that are left, of each node above
+    while following and len(following) < _DEEPEST:
+        for child in following[-1]:
+            if id(child) in above:
+                return [*above.values(), child]
+            if id(child) in seen or (
+                stop and (type(child) in stop or type(child) in cached_types)
+            ):
+                continue
+            if children := _children_of(child):
+                seen[id(child)] = above[id(child)] = child
+                following.append(iter(children))
+                break
+        else:
             following.pop()
-            if nodes:
-                above.discard(id(nodes.pop()))
-        elif id(child) in above:
-            return [*nodes, child]
-        elif (
-            id(child) not in seen
-            and not (stop and (type(child) in stop or type(child) in cached_types))
-            and (children := _children_of(child))
-        ):
-            seen[id(child)] = child  # held, so that its `id` is not used again
-            above.add(id(child))
-            nodes.append(child)
-            following.append(iter(children))
+            if above:
+                above.popitem()
     return None
 
 
@@ -106,3 +115,121 @@ def _children_of(node: Any) -> Collection[Any]:
         return (_level(node) or ((),))[0]
     except Exception:  # of the user's code, which flattening calls again
         return ()
+
+
+def tree_flatten_one_level(pytree: Any) -> tuple[list[Any], Any]:
+    """Flattens the top node of a tree only.
+
+    **Arguments:**
+
+    - `pytree`: any pytree.
+
+    **Returns:**
+
+    The children in JAX's order (those of a dictionary by key), `None` included, and the
+    `jax.tree_util.PyTreeDef` that puts them together again. For a leaf, the only child is
+    the leaf itself.
+
+    **Raises:**
+
+    `ValueError` if the node is its own child. [`equinox_like.tree_check`][] finds
+    longer cycles.
+
+    The result shares arrays with `pytree`: to donate one deletes those of the other.
+    [`equinox_like.tree_copy`][] makes copies.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+
+        children, treedef = eqx.tree_flatten_one_level({"b": [1, 2], "a": None})
+        assert children == [None, [1, 2]]
+        assert treedef.unflatten("xy") == {"a": "x", "b": "y"}
+        ```
+    """
+    children, treedef = children_of(pytree)
+    if any(path and child is pytree for path, child in children):
+        raise ValueError(
+            f"This {type(pytree).__qualname__} is its own child, so it is not a tree."
+        )
+    return [child for _, child in children], treedef
+
+
+def tree_check(pytree: Any) -> None:
+    """Checks that no array and no node occurs at two places of a tree.
+
+    JAX does not know that two places share an array: the first transformation makes two
+    arrays of it, with a gradient and an update each, so tied weights silently diverge.
+    A container that contains itself is not a tree.
+
+    Numbers (also NumPy's), `None` and other leaves that are not arrays, empty
+    containers and Modules without children may occur twice.
+
+    **Arguments:**
+
+    - `pytree`: any Python object, also one with cycles, in which JAX's functions would
+        not return.
+
+    **Raises:**
+
+    `ValueError` for the first such array or node, naming its type and both paths. Two
+    JAX arrays that share a buffer without being one object are not detected; two NumPy
+    arrays that are the same view of the same memory are.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        weight = jnp.ones(2)
+        eqx.tree_check({"encoder": weight, "decoder": jnp.ones(2)})
+        try:
+            eqx.tree_check({"encoder": weight, "decoder": weight})
+        except ValueError as error:
+            assert "`pytree['decoder']`" in str(error)
+            assert "`pytree['encoder']`" in str(error)
+        ```
+    """
+    # Holding the objects keeps Python from reusing their `id`.
+    seen: dict[Any, tuple[Any, tuple[Any, ...]]] = {}
+    pending: list[tuple[Any, tuple[Any, ...]]] = [(pytree, ())]
+    while pending:
+        node, path = pending.pop()
+        key = id(node)
+        children = []
+        if isinstance(node, jax.Array | np.ndarray):
+            key = _memory(node)
+        elif jtu.all_leaves([node]):
+            continue
+        else:
+            children, _ = children_of(node)
+            if not children:
+                continue
+        if key in seen:
+            raise ValueError(_at_two_places(node, seen[key][1], path))
+        seen[key] = node, path
+        pending += [(child, (*path, *last)) for last, child in reversed(children)]
+
+
+def _memory(array: Any) -> Any:
+    """A key that is equal for two arrays if they are the same."""
+    if isinstance(array, np.ndarray) and array.size:
+        where, _ = array.__array_interface__["data"]
+        return where, array.shape, array.strides, array.dtype.str
+    return id(array)
+
+
+def _at_two_places(node: Any, first: tuple[Any, ...], second: tuple[Any, ...]) -> str:
+    one, other = path_str(first, "pytree"), path_str(second, "pytree")
+    what = type(node).__qualname__
+    if isinstance(node, jax.Array | np.ndarray):
+        what = f"array, {node.dtype}{list(node.shape)},"
+    elif second[: len(first)] == first:
+        return contains_itself(node, one, other)
+    return (
+        f"The same {what} is at `{one}` and at `{other}`. JAX makes two of it, which "
+        "diverge at the first update. Keep it in one place and read it from there, or "
+        "make two with `tree_copy`."
+    )

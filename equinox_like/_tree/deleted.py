@@ -16,7 +16,7 @@ import jax.tree_util as jtu
 
 from .._call_path import outermost
 from .._compat.arrays import may_be_donated
-from .._compat.messages import is_deleted_array_error
+from .._compat.errors import is_deleted_array_error
 from .._errors import DonationError, LeafError
 from .arrays import describe_array, is_deleted
 from .cycles import name_cycle

@@ -1,4 +1,4 @@
-"""Compares whole trees.
+"""`tree_equal`: compares whole trees.
 
 Structure, type, shape and dtype are compared first, in Python. So a difference in these
 gives a Python `False`, even under a trace. The values of JAX arrays are compared last.

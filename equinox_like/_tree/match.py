@@ -41,18 +41,18 @@ def flatten_up_to(
         found = _first_misfit(prefix, tree, is_leaf)
         # Nothing is found if a node flattens differently each time.
         path, one, other, reason = found or ((), prefix, tree, error)
-        nodes = one, other
         here, there = path_str(path, prefix_name), path_str(path, tree_name)
-        one, other = describe_both(one, other)
-        why = f"`{here}` is {one}, but `{there}` is {other}."
-        if one == other:
+        shown, other_shown = describe_both(one, other)
+        statics, other_statics = _statics(one), _statics(other)
+        if shown != other_shown:
+            why = f"`{here}` is {shown}, but `{there}` is {other_shown}."
+        elif statics != other_statics:
+            why = (
+                f"both are {shown}, but `{here}` has the static fields {statics}, and "
+                f"`{there}` has {other_statics}."
+            )
+        else:
             why = f"`{here}` and `{there}` differ: {reason}"
-            statics = [_statics(node) for node in nodes]
-            if statics[0] != statics[1]:
-                why = (
-                    f"both are {one}, but `{here}` has the static fields {statics[0]}, "
-                    f"and `{there}` has {statics[1]}."
-                )
         raise ValueError(
             f"`{prefix_name}` must be a prefix of `{tree_name}`, but is not (pytree "
             f"structure error): {why}"
@@ -102,33 +102,30 @@ def pair_leaves(
     items, expected_treedef = jtu.tree_flatten_with_path(expected, is_leaf)
     others, given_treedef = jtu.tree_flatten(given, is_leaf)
     if expected_treedef != given_treedef:
-        found = _first_misfit(expected, given, is_leaf)
-        if found is None:
-            found = _first_misfit(given, expected, is_leaf)
-            found = found and (found[0], found[2], found[1], found[3])
-        where = ""
-        if found is not None:
-            path, one, two, _ = found
-            wanted, other = describe_both(one, two, lambda x: _described(x, is_leaf))
-            if wanted != other:
-                where = (
-                    f" At `{path_str(path, name)}` there must be {wanted}; got {other}."
-                )
-            elif _statics(one) != _statics(two):
-                wanted, other = _statics(one), _statics(two)
-                where = (
-                    f" At `{path_str(path, name)}` the static fields must be {wanted}; "
-                    f"got {other}."
-                )
         raise error(
-            f"{message}{where} Expected\n    {expected_treedef}\nand got\n"
-            f"    {given_treedef}"
+            f"{message}{_where_differ(expected, given, name, is_leaf)} Expected\n"
+            f"    {expected_treedef}\nand got\n    {given_treedef}"
         )
     return [(path, x, y) for (path, x), y in zip(items, others, strict=True)]
 
 
-def _described(node: Any, is_leaf: _IsLeaf) -> str:
-    return "a leaf" if jtu.all_leaves([node], is_leaf) else describe_node(node)
+def _where_differ(expected: Any, given: Any, name: str, is_leaf: _IsLeaf) -> str:
+    """A sentence on the first difference of two trees, if it can be told."""
+
+    def describe(node):
+        return "a leaf" if jtu.all_leaves([node], is_leaf) else describe_node(node)
+
+    if found := _first_misfit(expected, given, is_leaf):
+        path, one, other, _ = found
+    elif found := _first_misfit(given, expected, is_leaf):
+        path, other, one, _ = found
+    else:
+        return ""
+    wanted, got, what = *describe_both(one, other, describe), "there"
+    if wanted == got:
+        wanted, got, what = _statics(one), _statics(other), "the static fields"
+    where = f" At `{path_str(path, name)}` {what} must be {wanted}; got {got}."
+    return where if wanted != got else ""
 
 
 def _statics(node: Any) -> str:

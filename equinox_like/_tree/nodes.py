@@ -93,9 +93,9 @@ class Nodes:
             following += reversed(treedef.children())
         return found
 
-    def paths_of(self, node: Any) -> list[str]:
-        """The path of each of `places_of(node)`, as a user would write it."""
-        return list(map(self.path, self.places_of(node)))
+    def paths_of(self, node: Any) -> str:
+        """The paths of `places_of(node)`, for a message."""
+        return ", ".join(f"`{self.path(place)}`" for place in self.places_of(node))
 
     def path(self, place: int) -> str:
         return path_str(self.key_paths[place])

@@ -110,7 +110,7 @@ class ω(metaclass=_Wraps):
         )
 
     def _with_tree(self, function: _Operator, other: "ω") -> "ω":
-        if _code_of(self.is_leaf) != _code_of(other.is_leaf):
+        if _key_of_code(self.is_leaf) != _key_of_code(other.is_leaf):
             raise ValueError("The two operands of `ω` must have the same `is_leaf`.")
         ours = jtu.tree_structure(self._value, self.is_leaf)
         theirs = jtu.tree_structure(other._value, self.is_leaf)
@@ -191,7 +191,7 @@ class _AtIndex:
     power, min, max = _updating("power"), _updating("min"), _updating("max")
 
 
-def _code_of(function: Any) -> Any:
+def _key_of_code(function: Any) -> Any:
     """A key that is equal for functions with the same code."""
     code = getattr(function, "__code__", None)
     if code is None:

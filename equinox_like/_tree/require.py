@@ -63,12 +63,17 @@ def check_not_callable(tree: Any, argument: str) -> None:
         )
 
 
-def not_one_bool(function: str, answer: Any, name: str) -> ValueError:
-    """The error for an array that was returned for the leaf or node of this name."""
-    return ValueError(
-        f"{function} returned {describe_array(answer)} for `{name}`. It chooses whole "
-        "leaves, so it must return one bool, as `(x > 0).all()` is."
-    )
+def one_bool(answer: Any, function: str, name: Callable[[], str]) -> bool:
+    """`answer`, which `function` returned for the leaf or node of this name, as a bool."""
+    try:
+        return bool(answer)
+    except ValueError:
+        if not is_array(answer):
+            raise
+        raise ValueError(
+            f"{function} returned {describe_array(answer)} for `{name()}`. It chooses "
+            "whole leaves, so it must return one bool, as `(x > 0).all()` is."
+        ) from None
 
 
 def require_integer(

@@ -6,6 +6,7 @@ matter.
 """
 
 import bisect
+import dataclasses
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any, Generic, overload
@@ -15,10 +16,9 @@ from typing_extensions import TypeVar  # `default` is in `typing` from Python 3.
 
 from .._annotations import signature_of
 from .cycles import check_no_cycle
-from .filters import is_array
-from .glob import check_patterns, matches, near_paths
 from .nodes import Nodes, children_of, listed
-from .require import check_not_class, not_one_bool, require_callable, require_integer
+from .paths import check_patterns, matches, near_paths
+from .require import check_not_class, one_bool, require_callable, require_integer
 
 _Tree = TypeVar("_Tree")
 _Node = TypeVar("_Node", default=Any)
@@ -68,6 +68,7 @@ def select(tree: _Tree) -> "Selection[_Tree]":
     return Selection(tree, nodes, places, ((root, len(places)),))
 
 
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Selection(Generic[_Tree, _Node]):
     """The nodes of a tree that [`equinox_like.select`][] and the methods here chose.
 
@@ -80,23 +81,12 @@ class Selection(Generic[_Tree, _Node]):
     chosen.
     """
 
-    __slots__ = ("_nodes", "_patterns", "_places", "_steps", "_tree")
-
-    def __init__(
-        self,
-        tree: _Tree,
-        nodes: Nodes,
-        places: tuple[int, ...],
-        steps: tuple[tuple[str, int], ...],
-        patterns: tuple[str, ...] = (),
-    ):
-        """Call [`equinox_like.select`][] instead."""
-        self._tree = tree
-        self._nodes = nodes
-        self._places = places
-        # The text of each condition, and how many nodes it left.
-        self._steps = steps
-        self._patterns = patterns  # those of `at`
+    _tree: _Tree
+    _nodes: Nodes
+    _places: tuple[int, ...]
+    # The text of each condition, and how many nodes it left.
+    _steps: tuple[tuple[str, int], ...]
+    _patterns: tuple[str, ...] = ()  # those of `at`
 
     @overload
     def of(self, one: type[_C], /) -> "Selection[_Tree, _C]": ...
@@ -170,13 +160,9 @@ class Selection(Generic[_Tree, _Node]):
         def holds(place: int) -> bool:
             path = self._nodes.plain_paths[place]
             answer = call(path, self._nodes.all[place])
-            try:
-                return bool(answer)
-            except ValueError:
-                if not is_array(answer):
-                    raise
-                function = "The `predicate` of `where`"
-                raise not_one_bool(function, answer, path or "<root>") from None
+            return one_bool(
+                answer, "The `predicate` of `where`", lambda: path or "<root>"
+            )
 
         return self._narrowed(f".where({name})", holds)
 

@@ -1,4 +1,4 @@
-"""The strict rule: static values are the same only if their types are, at every depth.
+"""The strict rule for static values: the same type and value at every depth; interning.
 
 In Python `1 == 1.0 == True`, `0.0 == -0.0` and `nan != nan`. But a program that was
 compiled for one of these values is wrong for the others. A dtype is the same in all its
@@ -7,18 +7,19 @@ values into a key whose `==` and `hash` follow the strict rule. Most values stay
 are, next to their types, so that a comparison costs no Python call. A container becomes
 a tuple of its content. So the key does not change when the container does, and it is
 hashable even if the container is not. Values whose `==` does not return a bool, such as
-arrays, are wrapped.
+arrays, are wrapped. Interning makes one object of those with equal keys, so that these are
+compared by identity.
 """
 
 import contextlib
 import dataclasses
 import enum
-import sys
 import threading
 import types
-from collections import ChainMap, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Set
-from typing import Any, Final
+import weakref
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any, Final, Generic, TypeVar
 
 import jax.numpy as jnp
 import jax.tree_util as jtu
@@ -148,9 +149,6 @@ def has_hash(value: Any) -> bool:
     return True
 
 
-# The views of a dictionary.
-DICT_KEYS: Final = type({}.keys())
-DICT_ITEMS: Final = type({}.items())
 # Types that other files add here, whose `==` follows the strict rule.
 strict_types: Final[set[type]] = set()
 # Types of nodes whose `==` compares the tree, or that have none of their own.
@@ -254,25 +252,16 @@ def _key_by_class(value: Any) -> Any:
     kind = type(value)
     base = next(b for b in kind.__mro__ if b in _KEYS or "__eq__" in b.__dict__)
     if base in _KEYS:
-        return _key_of_derived(value, _KEYS[base])
+        # Its content, and its attributes.
+        key_of, attributes = _KEYS[base], object.__getstate__
+        return _once(lambda x: (key_of(x), strict_key([attributes(x)])), value)
     names = compared_names(kind, base)
     if names is not None and has_generated_equality(base):
         return strict_key(getattr(value, name, dataclasses.MISSING) for name in names)
-    if base.__module__ == "unittest.mock":  # a mock leads to ever more mocks
-        return ByOwnEquality(value)
-    if base.__module__.split(".")[0] in sys.stdlib_module_names and base is not object:
-        return _once(_reduced, value)
     if isinstance(value, Mapping):  # of a library, such as `frozendict`
         with contextlib.suppress(Exception):
             return _key_of_mapping(value), ByOwnEquality(value)
     return ByOwnEquality(value)
-
-
-def _key_of_derived(value: Any, key_of: Callable[[Any], Any]) -> Any:
-    """The key of a value whose class is derived from one of `_KEYS`: its content by
-    `key_of`, and its attributes."""
-    attributes = object.__getstate__
-    return _once(lambda x: (key_of(x), strict_key([attributes(x)])), value)
 
 
 def _once(key_of: Callable[[Any], Any], value: Any) -> Any:
@@ -320,16 +309,6 @@ def has_generated_equality(cls: Any) -> bool:
 _GENERATED: Final = ("<string>", "<attrs generated")
 
 
-def _reduced(value: Any) -> Any:
-    """The key of a value of the standard library: the content that `pickle` saves."""
-    try:
-        make, args, *rest = value.__reduce_ex__(4)
-        state, *items = [*rest, None][:3]
-        return strict_key((make, args, state, *map(tuple, filter(None, items))))
-    except Exception:
-        return ByOwnEquality(value)
-
-
 def _key_of_dict(value: Any) -> Any:
     return frozenset(map(strict_key, value.items()))
 
@@ -344,13 +323,6 @@ def _key_of_set(value: Any) -> Any:
     return frozenset(strict_key((x,)) for x in value)
 
 
-def _key_of_proxy(value: Any) -> Any:
-    try:
-        return strict_key((value.copy(),))
-    except AttributeError:  # the mapping has no `copy`
-        return _key_of_dict(value)
-
-
 # For types of the standard library, and types derived from them.
 _KEYS: Final[dict[type, Callable[[Any], Any]]] = {
     int: int.__int__,
@@ -359,21 +331,19 @@ _KEYS: Final[dict[type, Callable[[Any], Any]]] = {
     float: float.hex,
     complex: complex.__repr__,
     bytearray: bytes,
-    memoryview: lambda x: (x.format, x.shape, x.tobytes()),
+    slice: lambda x: strict_key((x.start, x.stop, x.step)),
+    range: lambda x: (x.start, x.stop, x.step),
     tuple: lambda x: strict_key(tuple.__iter__(x)),
     list: lambda x: strict_key(list.__iter__(x)),
     deque: lambda x: (x.maxlen, strict_key(deque.__iter__(x))),
     set: _key_of_set,
     frozenset: _key_of_set,
-    Set: _key_of_set,
     dict: _key_of_dict,
     OrderedDict: lambda x: strict_key(x.items()),
     defaultdict: lambda x: (strict_key((x.default_factory,)), _key_of_dict(x)),
-    types.MappingProxyType: _key_of_proxy,
-    ChainMap: lambda x: strict_key(x.maps),
+    types.MappingProxyType: _key_of_dict,
+    types.SimpleNamespace: lambda x: _once(lambda x: _key_of_dict(vars(x)), x),
     Mapping: _key_of_mapping,
-    DICT_KEYS: _key_of_set,
-    DICT_ITEMS: _key_of_set,
 }
 
 
@@ -464,3 +434,70 @@ def is_constant(value: Any) -> bool:
     # A subclass may hold more than bytes, for example a mask.
     is_numpy = type(value) is np.ndarray or isinstance(value, np.generic)
     return is_numpy and not value.dtype.hasobject
+
+
+class HashedKey:
+    """A key with its hash, which is computed once.
+
+    Keys whose comparison raises, or returns something other than a truth value, differ.
+    """
+
+    __slots__ = ("__weakref__", "_hash", "key")
+
+    def __init__(self, key: Any, hash_: int):
+        self.key = key
+        self._hash = hash_
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not HashedKey:
+            return False
+        try:
+            return bool(self.key == other.key)
+        except Exception:
+            return False
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+class Interned:
+    """The base of what tables hold. Nothing else holds its `HashedKey`, so both die
+    together."""
+
+    __slots__ = ("__weakref__", "contents")
+
+    contents: HashedKey
+
+
+_T = TypeVar("_T", bound=Interned)
+
+
+class InternTable(Generic[_T]):
+    """Maps keys to objects, and holds them weakly."""
+
+    def __init__(self) -> None:
+        self._known: weakref.WeakKeyDictionary[HashedKey, weakref.ref[_T]]
+        self._known = weakref.WeakKeyDictionary()
+        # Reentrant: comparing keys may run user code that interns another object.
+        self._lock = threading.RLock()
+
+    def find(
+        self, key: Hashable, make: Callable[[], _T], hash_: int | None = None
+    ) -> _T:
+        """The object of an equal key, or a new one: `make()`.
+
+        `hash_` is for keys that cannot be hashed.
+
+        **Raises:**
+
+        `TypeError` if the key has no hash, and none is given.
+        """
+        contents = HashedKey(key, hash(key) if hash_ is None else hash_)
+        with self._lock:
+            known = self._known.get(contents)
+            found = known and known()
+            if found is None:
+                found = make()
+                found.contents = contents
+                self._known[contents] = weakref.ref(found)
+            return found

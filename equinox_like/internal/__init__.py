@@ -1,19 +1,13 @@
-"""Names for authors of other libraries. They may change in any version.
+"""Names for authors of other libraries, which may change in any version.
 
 This file only imports them.
 """
 
-from .._arrays import (
-    GetKey as GetKey,
-    left_broadcast_to as left_broadcast_to,
-    nextafter as nextafter,
-    prevbefore as prevbefore,
-)
-from .._core.documentation import (
+from .._core.show_as import (
     doc_remove_args as doc_remove_args,
     doc_repr as doc_repr,
 )
-from .._loops.buffers import (
+from .._loops.carry import (
     MaybeBuffer as MaybeBuffer,
     buffer_at_set as buffer_at_set,
     maybe_set_p as maybe_set_p,
@@ -26,8 +20,10 @@ from .._module import (
     AbstractVar as AbstractVar,
     Static as Static,
 )
-from .._module.closure import closure_to_pytree as closure_to_pytree
-from .._module.wrappers import str2jax as str2jax
+from .._module.wrappers import (
+    closure_to_pytree as closure_to_pytree,
+    str2jax as str2jax,
+)
 from .._runtime.enumeration import (
     ContainerMeta as ContainerMeta,
     Enumeration as Enumeration,
@@ -37,19 +33,13 @@ from .._runtime.error_if import (
     branched_error_if as branched_error_if,
     error_if as error_if,
 )
-from .._runtime.filtered_primitive import (
-    filter_primitive_batching as filter_primitive_batching,
-    filter_primitive_bind as filter_primitive_bind,
-    filter_primitive_def as filter_primitive_def,
-    filter_primitive_jvp as filter_primitive_jvp,
-    filter_primitive_transpose as filter_primitive_transpose,
-)
 from .._runtime.finalise import (
     finalise_eval_jaxpr as finalise_eval_jaxpr,
     finalise_fn as finalise_fn,
     finalise_jaxpr as finalise_jaxpr,
     finalise_jaxpr_as_fn as finalise_jaxpr_as_fn,
     finalise_make_jaxpr as finalise_make_jaxpr,
+    onnx_converter as to_onnx,  # noqa: F401
     primitive_finalisations as primitive_finalisations,
     register_impl_finalisation as register_impl_finalisation,
 )
@@ -64,14 +54,13 @@ from .._runtime.guards import (
     nontraceable_p as nontraceable_p,
 )
 from .._runtime.noinline import noinline as noinline, noinline_p as noinline_p
-from .._runtime.onnx import onnx_converter as to_onnx  # noqa: F401
-from .._runtime.progress import (
-    AbstractProgressMeter as AbstractProgressMeter,
-    NoProgressMeter as NoProgressMeter,
-    TextProgressMeter as TextProgressMeter,
-    TqdmProgressMeter as TqdmProgressMeter,
-)
-from .._runtime.unvmap import (
+from .._runtime.primitives import (
+    create_vprim as create_vprim,
+    filter_primitive_batching as filter_primitive_batching,
+    filter_primitive_bind as filter_primitive_bind,
+    filter_primitive_def as filter_primitive_def,
+    filter_primitive_jvp as filter_primitive_jvp,
+    filter_primitive_transpose as filter_primitive_transpose,
     unvmap_all as unvmap_all,
     unvmap_all_p as unvmap_all_p,
     unvmap_any as unvmap_any,
@@ -79,17 +68,32 @@ from .._runtime.unvmap import (
     unvmap_max as unvmap_max,
     unvmap_max_p as unvmap_max_p,
 )
-from .._runtime.vprim import create_vprim as create_vprim
+from .._runtime.progress import (
+    AbstractProgressMeter as AbstractProgressMeter,
+    NoProgressMeter as NoProgressMeter,
+    TextProgressMeter as TextProgressMeter,
+    TqdmProgressMeter as TqdmProgressMeter,
+)
 from .._transforms.trace import (
     cached_filter_eval_shape as cached_filter_eval_shape,
     eval_empty as eval_empty,
     eval_zero as eval_zero,
 )
+from .._tree.arrays import (
+    GetKey as GetKey,
+    left_broadcast_to as left_broadcast_to,
+    nextafter as nextafter,
+    prevbefore as prevbefore,
+)
 from .._tree.format import TreeWLCustom as TreeWLCustom
 from .._tree.omega import ω as ω
 from .._tree.partitioning import (
+    STATIC as STATIC,
+    Skeleton as Skeleton,
     hashable_combine as hashable_combine,
     hashable_partition as hashable_partition,
+    merge as merge,
+    split as split,
 )
 from ..debug import (
     announce_transform as announce_transform,
@@ -98,4 +102,4 @@ from ..debug import (
     inspect_dce as inspect_dce,
     store_dce as store_dce,
 )
-from ..debug._in_program import announce_jaxpr_p as announce_jaxpr_p
+from ..debug._tools import announce_jaxpr_p as announce_jaxpr_p

@@ -2,8 +2,11 @@
 
 import typing as _t
 
-from .._elsewhere import missing as _missing
-from .._public import describe_arguments as _describe_arguments, publish as _publish
+from .._public import (
+    describe_arguments as _describe_arguments,
+    missing as _missing,
+    publish as _publish,
+)
 from .._tree import tree_inference as _tree_inference
 from ._adapt.ema import EMA as EMA
 from ._adapt.lora import LoRA as LoRA, add_lora as add_lora, merge_lora as merge_lora
@@ -34,32 +37,36 @@ from ._base.precision import (
 )
 from ._base.state import (
     State as State,
+    StatefulLayer as StatefulLayer,
     StateIndex as StateIndex,
     delete_init_state as delete_init_state,
     make_with_state as make_with_state,
 )
-from ._base.stateful import StatefulLayer as StatefulLayer
 from ._layers.batch_norm import BatchNorm as BatchNorm
 from ._layers.conv import (
     Conv as Conv,
     Conv1d as Conv1d,
     Conv2d as Conv2d,
     Conv3d as Conv3d,
-)
-from ._layers.conv_transpose import (
     ConvTranspose as ConvTranspose,
     ConvTranspose1d as ConvTranspose1d,
     ConvTranspose2d as ConvTranspose2d,
     ConvTranspose3d as ConvTranspose3d,
 )
 from ._layers.cross_entropy import linear_cross_entropy as linear_cross_entropy
-from ._layers.einsum import Einsum as Einsum
 from ._layers.elementwise import Dropout as Dropout, PReLU as PReLU
 from ._layers.embedding import (
     Embedding as Embedding,
     LearnedPositionalEmbedding as LearnedPositionalEmbedding,
+    RotaryPositionalEmbedding as RotaryPositionalEmbedding,
+    SinusoidalPositionalEmbedding as SinusoidalPositionalEmbedding,
 )
-from ._layers.linear import MLP as MLP, Identity as Identity, Linear as Linear
+from ._layers.linear import (
+    MLP as MLP,
+    Einsum as Einsum,
+    Identity as Identity,
+    Linear as Linear,
+)
 from ._layers.norm import (
     GroupNorm as GroupNorm,
     InstanceNorm as InstanceNorm,
@@ -67,19 +74,6 @@ from ._layers.norm import (
     RMSNorm as RMSNorm,
 )
 from ._layers.pool import (
-    AvgPool1d as AvgPool1d,
-    AvgPool2d as AvgPool2d,
-    AvgPool3d as AvgPool3d,
-    MaxPool1d as MaxPool1d,
-    MaxPool2d as MaxPool2d,
-    MaxPool3d as MaxPool3d,
-    Pool as Pool,
-)
-from ._layers.position import (
-    RotaryPositionalEmbedding as RotaryPositionalEmbedding,
-    SinusoidalPositionalEmbedding as SinusoidalPositionalEmbedding,
-)
-from ._layers.resize import (
     AdaptiveAvgPool1d as AdaptiveAvgPool1d,
     AdaptiveAvgPool2d as AdaptiveAvgPool2d,
     AdaptiveAvgPool3d as AdaptiveAvgPool3d,
@@ -87,33 +81,47 @@ from ._layers.resize import (
     AdaptiveMaxPool2d as AdaptiveMaxPool2d,
     AdaptiveMaxPool3d as AdaptiveMaxPool3d,
     AdaptivePool as AdaptivePool,
+    AvgPool1d as AvgPool1d,
+    AvgPool2d as AvgPool2d,
+    AvgPool3d as AvgPool3d,
+    MaxPool1d as MaxPool1d,
+    MaxPool2d as MaxPool2d,
+    MaxPool3d as MaxPool3d,
+    Pool as Pool,
     Upsample as Upsample,
     resize as resize,
 )
 from ._layers.sequential import Lambda as Lambda, Sequential as Sequential
-from ._scale.loss_scale import (
+from ._scale.mixed_precision import (
     DynamicLossScale as DynamicLossScale,
+    Mixed as Mixed,
     NoLossScale as NoLossScale,
+    Policy as Policy,
     StaticLossScale as StaticLossScale,
     all_finite as all_finite,
-    select_tree as select_tree,
-)
-from ._scale.policy import (
-    Mixed as Mixed,
-    Policy as Policy,
     mixed as mixed,
     precision as precision,
+    select_tree as select_tree,
 )
 from ._scale.reversible import (
     ReversibleBlock as ReversibleBlock,
     ReversibleSequential as ReversibleSequential,
 )
 from ._scale.stacked import Stacked as Stacked
-from ._sequence.cells import GRUCell as GRUCell, LSTMCell as LSTMCell
-from ._sequence.generate import Generation as Generation, generate as generate
-from ._sequence.rnn import RNN as RNN, Bidirectional as Bidirectional
-from ._sequence.sampling import sample_logits as sample_logits
-from ._sequence.scan_cell import scan_cell as scan_cell
+from ._sequence.generate import (
+    Generation as Generation,
+    generate as generate,
+    sample_logits as sample_logits,
+)
+from ._sequence.recurrent import (
+    RNN as RNN,
+    Bidirectional as Bidirectional,
+    GRUCell as GRUCell,
+    LSTMCell as LSTMCell,
+    scan_cell as scan_cell,
+)
+
+inference_mode = _tree_inference
 
 _publish(globals(), __name__)
 _describe_arguments(globals())
@@ -123,31 +131,3 @@ if not _t.TYPE_CHECKING:
 
     def __getattr__(name: str) -> _t.NoReturn:
         raise _missing(__name__, name)
-
-
-inference_mode = _tree_inference
-"""A copy of a model in which dropout is off and `BatchNorm` uses its running statistics.
-
-```py
-inference_mode(pytree: Tree, value: Any = True, *, where: Any = None) -> Tree
-```
-
-It sets each field named `inference`, at any depth, and is the function
-[`equinox_like.tree_inference`][] by another name.
-
-**Arguments:**
-
-- `pytree`: the model.
-- `value`: what to set. `False` switches back to training.
-- `where`: a part of the model, as in [`equinox_like.tree_at`][]; by default the whole.
-
-!!! example
-
-    ```python
-    import equinox_like as eqx
-    import jax
-
-    model = eqx.nn.Sequential([eqx.nn.Dropout(0.5), eqx.nn.Identity()])
-    assert eqx.nn.inference_mode(model)[0].inference
-    ```
-"""

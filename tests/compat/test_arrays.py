@@ -79,10 +79,9 @@ def test_any_other_array_is_itself(x):
 
 
 def test_without_the_attribute_keys_are_donated_all_the_same(monkeypatch):
-    from equinox_like._jit import donating, specialization
+    from equinox_like._jit import donation
 
-    for module in (donating, specialization):
-        monkeypatch.setattr(module, "stored_as", lambda x: x)
+    monkeypatch.setattr(donation, "stored_as", lambda x: x)
     f = eqx.filter_jit(jax.random.split, donate="arrays")
     g = eqx.filter_jit(lambda key, x: (key, x + 1), donate="strict")
     for _ in range(3):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from equinox_like._compat import batching
+from equinox_like._compat import tracing
 
 X = jnp.arange(4.0)
 
@@ -15,7 +15,7 @@ def asked(transform):
     found = []
 
     def f(x):
-        found.append(batching.mapped_at_once([1.0, x]))
+        found.append(tracing.mapped_at_once([1.0, x]))
         return 2 * x
 
     transform(f)
@@ -55,25 +55,25 @@ def test_anything_else_is_not(transform):
 def test_no_is_said_where_nothing_is_known():
     assert asked(lambda f: jax.vmap(f)(X)) == [True]
     found = []
-    jax.vmap(lambda x: found.append(batching.mapped_at_once([x], None)) or x)(X)
+    jax.vmap(lambda x: found.append(tracing.mapped_at_once([x], None)) or x)(X)
     assert found == [False]
 
 
 def test_what_vmap_returned_is_known():
     f = jax.vmap(jnp.sin)
     for g in (f, jax.jit(f), jax.checkpoint(f), functools.wraps(f)(lambda x: f(x))):
-        assert batching.is_vmapped(g)
+        assert tracing.is_vmapped(g)
     for g in (jnp.sin, jax.jit(jnp.sin), jax.checkpoint(jnp.sin), lambda x: f(x), jax):
-        assert not batching.is_vmapped(g)
+        assert not tracing.is_vmapped(g)
 
 
 def test_a_function_of_another_name_is_not_known():
-    assert not batching.is_vmapped(jax.vmap(jnp.sin), name="renamed")
+    assert not tracing.is_vmapped(jax.vmap(jnp.sin), name="renamed")
 
 
 def test_a_variable_without_a_value_is_passed_over():
     def f(x):
         return later(x)
 
-    assert not batching.is_vmapped(f)
+    assert not tracing.is_vmapped(f)
     later = jnp.sin

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 import equinox_like as eqx
-from equinox_like._compat import failures as tokens
-from equinox_like._compat.failures import forget_calls
+from equinox_like._compat import errors
+from equinox_like._compat.errors import forget_calls
 from equinox_like._jit import checks
 
 
@@ -91,7 +91,7 @@ def test_without_the_private_name_it_does(monkeypatch):
     fail_on_all_devices()
     with pytest.raises(jax.errors.JaxRuntimeError, match="negative"):
         jax.effects_barrier()
-    tokens.forget_failed(tokens.runtime_tokens)
+    errors.forget_failed(errors.runtime_tokens)
 
 
 def test_tokens_of_other_programs_are_kept():
@@ -107,5 +107,5 @@ def test_tokens_of_other_programs_are_kept():
     known = types.SimpleNamespace(
         current_tokens={0: bad}, output_runtime_tokens={1: good, 2: bad}
     )
-    tokens.forget_failed(known)
+    errors.forget_failed(known)
     assert known.current_tokens == {} and known.output_runtime_tokens == {1: good}

@@ -4,14 +4,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from equinox_like._compat import rules
-from equinox_like._compat.rules import identity
+from equinox_like._compat import primitives
+from equinox_like._compat.primitives import identity
 
 
 def doubled(**options):
     """A primitive that doubles its input, and the names that its batching rule gets."""
     names = []
-    primitive = rules.new_primitive("doubled")
+    primitive = primitives.new_primitive("doubled")
     primitive.def_impl(lambda x: [2 * x])
     primitive.def_abstract_eval(lambda x: [x])
 
@@ -19,7 +19,7 @@ def doubled(**options):
         names.append(name)
         return primitive.bind(*args), axes
 
-    rules.register_batching(primitive, rule, **options)
+    primitives.register_batching(primitive, rule, **options)
     return lambda x: primitive.bind(x)[0], names
 
 

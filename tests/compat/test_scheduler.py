@@ -2,7 +2,7 @@
 
 import jax
 
-from equinox_like._compat import scheduler
+from equinox_like._compat import compiled as scheduler
 
 
 def temporaries(options):

@@ -7,27 +7,27 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from equinox_like._compat import sources as frames, sources as source_info
+from equinox_like._compat import errors
 
 
-@pytest.mark.parametrize("name", source_info._REGISTRIES)
+@pytest.mark.parametrize("name", errors._REGISTRIES)
 def test_jax_has_what_is_asked_for(name):
-    registry = source_info.private(name)
-    assert source_info.find_exclusion(registry) is registry.register_exclusion
+    registry = errors.private(name)
+    assert errors.find_exclusion(registry) is registry.register_exclusion
 
 
 def test_without_them_nothing_is_excluded_and_nothing_fails(monkeypatch):
     for registry in (types.SimpleNamespace(), None):
-        monkeypatch.setattr(source_info, "private", lambda name, r=registry: r)
-        source_info.pass_over(["/nowhere/"])
-    assert source_info.private("no_such_file") is None
+        monkeypatch.setattr(errors, "private", lambda name, r=registry: r)
+        errors.pass_over(["/nowhere/"])
+    assert errors.private("no_such_file") is None
 
 
 def test_error_says_whether_jax_has_removed_frames():
     with pytest.raises(TypeError) as caught:
         jax.jit(lambda x: jnp.add(x, "text"))(1.0)
-    assert source_info.was_cut(caught.value)
-    assert not source_info.was_cut(TypeError())
+    assert errors.was_cut(caught.value)
+    assert not errors.was_cut(TypeError())
 
 
 def names(found):
@@ -38,7 +38,7 @@ def test_frames_are_those_of_the_innermost_trace(monkeypatch):
     found = []
 
     def look(x):
-        found.append(frames.traced_frames(())[0])
+        found.append(errors.traced_frames(())[0])
         return x
 
     def inner(x):
@@ -56,14 +56,14 @@ def test_frames_are_those_of_the_innermost_trace(monkeypatch):
     look(1)
     assert found[-1] == ()
 
-    monkeypatch.setattr(frames, "_TRACER", "gone")
+    monkeypatch.setattr(errors, "_TRACER", "gone")
     jax.jit(lambda x: outer(x))(jnp.ones(2))
     assert found[-1] == ()
 
 
 def test_files_are_passed_over():
     found = []
-    jax.jit(lambda x: found.append(frames.traced_frames((__file__,))))(1)
+    jax.jit(lambda x: found.append(errors.traced_frames((__file__,))))(1)
     assert found == [((), False)]
 
 
@@ -72,7 +72,7 @@ def test_body_of_a_shard_map_is_told_from_what_is_traced_within():
     found = []
 
     def look(x):
-        found.append(frames.traced_frames(())[1])
+        found.append(errors.traced_frames(())[1])
         return x
 
     for body, directly in (
@@ -90,13 +90,13 @@ def test_body_of_a_shard_map_is_told_from_what_is_traced_within():
 
 
 def test_where_shard_map_is_not_known_manual_axes_tell(monkeypatch):
-    monkeypatch.setattr(frames, "_IS_SHARD_MAP_KNOWN", False)
-    monkeypatch.setattr(frames, "_SHARD_MAP", "gone")
+    monkeypatch.setattr(errors, "_IS_SHARD_MAP_KNOWN", False)
+    monkeypatch.setattr(errors, "_SHARD_MAP", "gone")
     mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,))
     found = []
 
     def look(x):
-        found.append(frames.traced_frames(())[1])
+        found.append(errors.traced_frames(())[1])
         return x
 
     spec = PartitionSpec("d")

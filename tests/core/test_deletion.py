@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from equinox_like._core.deletion import delete_array
+from equinox_like._jit.donation import delete_array
 
 AXES = (jax.sharding.AxisType.Auto,)
 MAKE = {

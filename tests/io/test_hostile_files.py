@@ -23,8 +23,7 @@ from hypothesis import given
 from strategies import same
 
 import equinox_like as eqx
-from equinox_like._io.format import header as header_of
-from equinox_like._io.tensors import Tensor
+from equinox_like._io.format import Tensor, header as header_of
 
 TREE = {
     "weight": jnp.arange(40.0).reshape(5, 8),

@@ -24,8 +24,7 @@ from strategies import same, whole_trees
 
 import equinox_like as eqx
 from equinox_like import orbax
-from equinox_like._io.format import header as header_of
-from equinox_like._io.tensors import Tensor
+from equinox_like._io.format import Tensor, header as header_of
 
 BY_PATH = {
     ".safetensors": (eqx.save, eqx.load),

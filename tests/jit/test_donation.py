@@ -1057,3 +1057,16 @@ class TestDebugNans:
             with pytest.raises(FloatingPointError, match=r"nan.* encountered in log"):
                 f(x := -jnp.ones(3))
         assert not x.is_deleted() and "donated and deleted" in str(e.value)
+
+
+@pytest.mark.parametrize("donate", [("x",), "arrays"])
+def test_call_with_static_arguments_that_fails_keeps_its_error(donate):
+    @eqx.filter_jit(donate=donate)
+    def f(x, name):
+        raise KeyError(name)
+
+    x = jnp.ones(3)
+    with pytest.raises(KeyError, match="wrong") as caught:
+        f(x, "wrong")
+    assert caught.value.__notes__[-1] == "No donated array is lost."
+    assert not x.is_deleted()

@@ -427,7 +427,7 @@ class TestBytes:
 
 
 def structure_of(tree):
-    return eqx.split(tree, lambda leaf: eqx.STATIC)[1]
+    return eqx.internal.split(tree, lambda leaf: eqx.internal.STATIC)[1]
 
 
 SCALARS = st.one_of(st.booleans(), st.integers(0, 2), st.floats(), st.text())

@@ -744,7 +744,7 @@ def test_memory_is_bounded_while_statics_change():
     # One compiled program is enough: what is bounded are the tables.
     for k in range(3):
         f(jnp.ones(()), k)
-    assert len(program._specializations) == 3 and len(program.layouts.forms) == 1
+    assert len(program._specializations) == 3 and len(program.layouts.by_structure) == 1
     table = dict.fromkeys(range(layout.MAX_KEPT))
     layout.add_bounded(table, "new", None)
     assert len(table) == layout.MAX_KEPT and 0 not in table and "new" in table

@@ -437,7 +437,6 @@ def test_wrapping_the_same_callable_again_compiles_nothing():
         assert traces_of(lambda fun=fun: eqx.filter_jit(fun)) == 1
     assert traces_of(lambda: eqx.filter_jit(t.step)) == 1
     assert traces_of(lambda: eqx.filter_jit(Traced().of_class)) == 1
-    assert traces_of(lambda: eqx.filter_jit(Config(3.0))) == 1
     assert traces_of(lambda: eqx.filter_jit(types.MethodType(Traced.step, t))) == 0
 
 

@@ -137,3 +137,24 @@ def test_partial_that_hides_arrays_is_told():
     ):
         run(make(1), X)
         assert "Use `equinox_like.Partial`" in str(run.explain(make(2), X))
+
+
+def test_model_may_hold_a_node_that_our_registry_does_not_know_yet():
+    class Pair:
+        def __init__(self, *children):
+            self.children = children
+
+    jax.tree_util.register_pytree_node(
+        Pair, lambda pair: (pair.children, None), lambda _, children: Pair(*children)
+    )
+
+    class Summed(eqx.Module):
+        pair: Pair
+
+        def __call__(self, x):
+            return sum(self.pair.children) * x
+
+    f = eqx.filter_jit(lambda method, x: method(x))
+    for scale in (1, 2):
+        method = Summed(Pair(X, scale * X)).__call__
+        assert f(method, X).tolist() == [1 + scale, 1 + scale]

@@ -464,7 +464,7 @@ class TestCaches:
         first(jnp.ones(2))
         first.clear_cache()
         program = first._program
-        assert not program.layouts.forms and not program._specializations
+        assert not program.layouts.by_structure and not program._specializations
         for jitted in (first, second, first):
             jitted(jnp.ones(2))
         assert len(traces) == 2
@@ -536,7 +536,9 @@ class TestCaches:
         assert len(traces) == 30 and len(program._specializations) == 8
         specializations = set(program._specializations.values())
         layouts = [
-            x for form in program.layouts.forms.values() for x in form.layouts.values()
+            x
+            for form in program.layouts.by_structure.values()
+            for x in form.layouts.values()
         ]
         kept = [set(layout._known.values()) for layout in layouts]
         assert kept == [set(), specializations]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from equinox_like import internal as eqxi
-from equinox_like._loops.schedule import Online, default_checkpoints
+from equinox_like._loops.checkpointed import Online, default_checkpoints
 
 # By the number of checkpoints and of steps: which steps are done on the way back.
 ORDERS = {
@@ -83,7 +83,7 @@ def test_steps_are_saved_as_in_the_literature(checkpoints, limited):
     rounds_end = (checkpoints + 1) * (checkpoints + 2) // 2 - 1
     max_steps = rounds_end if limited else None
     online = Online(checkpoints, max_steps)
-    save, marks = jax.jit(online.save), jax.jit(online.marks)
+    save, marks = jax.jit(online.save), jax.jit(online.saved_steps)
     progress = online.start()
     for step, kept in enumerate(saved_steps(checkpoints, max_steps or 3 * rounds_end)):
         progress, _, _ = save(progress, step)
@@ -133,7 +133,7 @@ def test_slots_hold_the_steps_that_they_are_said_to(checkpoints):
         progress, slot, is_saved = save(progress, step)
         if is_saved:
             slots[int(slot)] = step
-        marks = online.marks(progress, step + 1)
+        marks = online.saved_steps(progress, step + 1)
         count = int(marks.count)
         assert count == min(step + 1, checkpoints)
         assert sorted(marks.slots.tolist()) == [*range(checkpoints)]

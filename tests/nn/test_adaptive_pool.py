@@ -73,5 +73,5 @@ def test_axis_that_cannot_be_divided_is_an_error(target) -> None:
 
 
 def test_target_of_another_length_is_an_error() -> None:
-    with pytest.raises(ValueError, match="sequence of 2 ints as `target_shape`"):
+    with pytest.raises(ValueError, match="for each spatial axis as `target_shape`"):
         nn.AdaptiveMaxPool2d((1, 2, 3))

@@ -10,7 +10,6 @@ from jax.test_util import check_grads
 import equinox_like as eqx
 from equinox_like import nn
 from equinox_like.nn._layers import batch_norm as _batch_norm
-from equinox_like.nn._layers.batch_layout import Layout
 
 EPS = 1e-5
 
@@ -387,7 +386,7 @@ def test_count_of_a_large_batch(has_mask, without_type_checks) -> None:
     x = np.broadcast_to(np.float32(1), (32, 1, 512, 512, 512))
     mask = jnp.ones((32, 1, 1, 1, 1), bool) if has_mask else None
     norm, _ = make(1, unbiased=True)
-    count = _batch_norm._count(norm, x, Layout(5, 1, mask))
+    count = _batch_norm._count(norm, x, _batch_norm._ChannelAxis(5, 1, mask))
     assert float(count) == 2**32
     variance = jnp.full(1, 2.0)
     batch = _batch_norm._Moments(jnp.zeros(1), variance, count)

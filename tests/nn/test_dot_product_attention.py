@@ -219,9 +219,9 @@ def gpu(monkeypatch):
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", attention)
     monkeypatch.setattr(
-        "equinox_like.nn._attention.attend.default_device", lambda: device
+        "equinox_like.nn._attention.dot_product.default_device", lambda: device
     )
-    monkeypatch.setattr("equinox_like.nn._attention.attend._CAN_BE_MAPPED", True)
+    monkeypatch.setattr("equinox_like.nn._attention.dot_product._CAN_BE_MAPPED", True)
     with jax.default_device(jax.devices("cpu")[0]):
         yield device
 
@@ -321,7 +321,7 @@ def test_auto_does_not_ask_cudnn_for_what_it_cannot_do(
 def test_auto_does_not_ask_cudnn_where_it_cannot_be_mapped(
     gpu, draw, monkeypatch
 ) -> None:
-    monkeypatch.setattr("equinox_like.nn._attention.attend._CAN_BE_MAPPED", False)
+    monkeypatch.setattr("equinox_like.nn._attention.dot_product._CAN_BE_MAPPED", False)
     attend(*of_size(draw))
     assert not gpu.asked
 

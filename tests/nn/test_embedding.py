@@ -64,7 +64,7 @@ def test_number_out_of_range_is_an_error(index, key) -> None:
 
 @pytest.mark.parametrize("index", [True, 1.0, jnp.array(True), np.float32(1)])
 def test_floats_and_bools_are_refused(index, key) -> None:
-    with pytest.raises(TypeError, match="takes an integer as its index"):
+    with pytest.raises(TypeError, match="takes an integer as `x`"):
         nn.Embedding(4, 3, key=key)(index)
 
 

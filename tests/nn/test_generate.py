@@ -379,7 +379,7 @@ def test_other_values_compile_no_other_program(shallow, key) -> None:
             r"`prompt`.*\(1, 1, 3\)",
         ),
         ({"prompt": jnp.zeros(0, int)}, eqx.ShapeError, r"at least one token.*\(0,\)"),
-        ({"prompt": jnp.ones(3)}, TypeError, "integers as `prompt`; got float32"),
+        ({"prompt": jnp.ones(3)}, TypeError, "integers as `prompt`; got dtype float32"),
         ({"max_new_tokens": 0}, ValueError, ">= 1 as `max_new_tokens`; got 0"),
         ({"max_new_tokens": 2.5}, TypeError, "as `max_new_tokens`; got a float"),
         (
@@ -397,7 +397,7 @@ def test_other_values_compile_no_other_program(shallow, key) -> None:
             eqx.ShapeError,
             r"`prompt_length` of shape \(\)",
         ),
-        ({"prompt_length": 1.5}, TypeError, "integers as `prompt_length`"),
+        ({"prompt_length": 1.5}, TypeError, "integer as `prompt_length`"),
         ({"prompt_length": 4}, eqx.EquinoxRuntimeError, "`prompt_length` from 1 to 3"),
         (
             {"cache": {"h": jnp.ones(3)}},

@@ -110,7 +110,7 @@ def test_scales_are_no_parameters() -> None:
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"factor": 1.0}, "a `factor` above 1; got 1.0"),
+        ({"factor": 1.0}, "a number above 1 as `factor`; got 1.0"),
         ({"period": 0}, "an int >= 1 as `period`; got 0"),
         ({"min_scale": 4.0, "max_scale": 2.0}, "at most `max_scale`; got 4.0 and 2.0"),
         ({"min_scale": 0.0}, "a `min_scale` above 0 and of at most `max_scale`; got 0"),

@@ -156,7 +156,9 @@ def test_wrong_argument_is_an_error(kind, learned) -> None:
 
 
 def test_positions_of_a_table_are_integers(learned) -> None:
-    with pytest.raises(TypeError, match="takes integers as positions; got float32"):
+    with pytest.raises(
+        TypeError, match="takes integers as `positions`; got dtype float32"
+    ):
         learned(jnp.ones((3, 4)), positions=jnp.ones(3))
 
 

@@ -111,7 +111,7 @@ def test_sizes_and_scales_of_numpy_are_taken(strict, without_type_checks) -> Non
     [
         ((3,), {"size": 2}, r"one spatial axis or more.*given shape \(3,\)"),
         ((3, 0), {"size": 2}, "none of them empty"),
-        ((3, 4, 5), {"size": (2,)}, r"2 in all for an `x` of shape \(3, 4, 5\)"),
+        ((3, 4, 5), {"size": (2,)}, r"as `size`: 2 in all; got \(2,\)"),
         ((3, 4, 5), {"scale": 0.1}, "would leave an empty axis"),
     ],
 )

@@ -324,7 +324,7 @@ def test_bad_input_is_an_error_that_names_it(key):
     ]:
         with pytest.raises(eqx.ShapeError, match=message):
             rnn(*args, **kwargs)
-    with pytest.raises(ValueError, match="5 elements, but a `length` of 6"):
+    with pytest.raises(ValueError, match=r"from 0 to 5, .* as `length`; got 6"):
         rnn(xs, length=6)
     with pytest.raises(TypeError, match="an integer as `length`; got dtype float32"):
         rnn(xs, length=jnp.ones(()))

@@ -181,13 +181,21 @@ def test_logits_may_be_of_numpy(key, without_type_checks) -> None:
         (
             {"repetition_penalty": 2.0, "seen": jnp.ones(2, bool)},
             eqx.ShapeError,
-            r"`seen`.*\(3,\); got shape \(2,\)",
+            r"`seen`.*\(3,\), but was given shape \(2,\)",
         ),
         ({"temperature": jnp.ones(2)}, eqx.ShapeError, r"scalar as `temperature`"),
         ({"key": None}, ValueError, "needs a `key`"),
         ({"logits": jnp.ones((2, 3))}, eqx.ShapeError, r"\(2, 3\).*jax\.vmap"),
-        ({"logits": [1.0, 2.0]}, TypeError, "array of logits; got a list of length 2"),
-        ({"logits": jnp.ones(3, int)}, TypeError, "floating logits; got int32"),
+        (
+            {"logits": [1.0, 2.0]},
+            TypeError,
+            "array as `logits`; got a list of length 2",
+        ),
+        (
+            {"logits": jnp.ones(3, int)},
+            TypeError,
+            "floating array as `logits`; .*int32",
+        ),
     ],
 )
 def test_wrong_argument_is_named(

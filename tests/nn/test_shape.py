@@ -168,7 +168,7 @@ def test_traceback_leads_to_the_layer() -> None:
     model = nn.Sequential([nn.Linear(3, 4, key=KEY)])
     with pytest.raises(eqx.ShapeError) as info:
         model(jnp.ones(5))
-    assert info.traceback[-1].path.name == "inputs.py"
+    assert info.traceback[-1].path.name == "checks.py"
     assert info.value.__cause__ is None and info.value.__context__ is None
 
 

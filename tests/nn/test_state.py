@@ -74,7 +74,7 @@ def test_clone_goes_on_from_the_same_state() -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (jnp.ones(2), "cannot change its structure from PyTreeDef"),
+        (jnp.ones(2), "cannot change from a tuple of length 2 to an array"),
         ((0, jnp.ones(3)), r"`Counter.index\[1\]` .*\(2,\) .* to shape \(3,\)"),
         ((0.0, jnp.ones(2)), r"`Counter.index\[0\]` .*dtype int32 to .*dtype float32"),
     ],

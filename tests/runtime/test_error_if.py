@@ -23,7 +23,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from strategies import static_leaves, trees
 
 import equinox_like as eqx
-from equinox_like._runtime.check import Check
+from equinox_like._runtime.error_if import Check
 
 MESSAGE = "`x` must not be negative"
 GOOD, BAD = jnp.asarray(1.0), jnp.asarray(-1.0)

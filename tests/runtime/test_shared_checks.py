@@ -11,8 +11,9 @@ from jax.interpreters import mlir
 
 import equinox_like as eqx
 from equinox_like import internal as eqxi
-from equinox_like._compat import primitive as compat
-from equinox_like._runtime.check import Check
+from equinox_like._compat import host
+from equinox_like._compat.primitives import Primitive
+from equinox_like._runtime.error_if import Check
 
 
 def checked(count, first=0, on_error="raise"):
@@ -177,7 +178,7 @@ def test_checks_live_as_long_as_their_programs():
 
 def test_messages_are_right_where_jax_has_no_list_of_what_a_program_keeps(monkeypatch):
     items = []
-    monkeypatch.setattr(compat, "_items_of", lambda context: items)
+    monkeypatch.setattr(host, "_items_of", lambda context: items)
     for first in (0, 7):
         with raises(f"check {first}\n"):
             eqx.filter_jit(checked(2, first))(jnp.asarray(-9.0))
@@ -185,17 +186,17 @@ def test_messages_are_right_where_jax_has_no_list_of_what_a_program_keeps(monkey
 
 
 def test_jax_has_a_list_of_what_a_program_keeps():
-    primitive = compat.Primitive("test_keeps")
+    primitive = Primitive("test_keeps")
     primitive.def_abstract_eval(lambda x: x)
     found = []
 
     def lower(context, x):
-        found.append(compat._items_of(context))
+        found.append(host._items_of(context))
         return [x]
 
     mlir.register_lowering(primitive, lower)
     jax.jit(primitive.bind).lower(1.0)
-    assert found[0] is not compat._ITEMS
+    assert found[0] is not host._ITEMS
 
 
 # `on_error="nan"` under `jax.vmap`

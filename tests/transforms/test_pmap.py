@@ -205,13 +205,9 @@ def test_another_mesh_in_use_is_refused(kind):
     mesh = jax.make_mesh((4,), ("x",), axis_types=(kind,))
     double = eqx.filter_pmap(lambda x: 2 * x)
     with jax.set_mesh(mesh):
-        with pytest.raises(
-            ValueError, match=r"a mesh with the axes \('x',\) is in use"
-        ):
+        with pytest.raises(ValueError, match=r"match the mesh passed|on another mesh"):
             double(jnp.arange(4.0))
-        with pytest.raises(
-            ValueError, match=r"a mesh with the axes \('x',\) is in use"
-        ):
+        with pytest.raises(ValueError, match=r"match the mesh passed|on another mesh"):
             jax.jit(double)(jnp.arange(4.0))
     assert double(jnp.arange(4.0)).tolist() == [0, 2, 4, 6]
 

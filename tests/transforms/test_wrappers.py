@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import equinox_like as eqx
-from equinox_like._transforms.pmap import _find_devices
+from equinox_like._transforms.shard_map import _find_devices
 
 
 class Scale(eqx.Module):

@@ -204,7 +204,7 @@ LIST_FUNCTIONS = {
     ],
     "pytrees[0]": [lambda tree: eqx.tree_equal(tree, tree)],
     "tree": [
-        lambda tree: eqx.split(tree, lambda leaf: "data"),
+        lambda tree: eqx.internal.split(tree, lambda leaf: "data"),
         lambda tree: eqx.filter_grad(lambda tree: 1.0)(tree),
         lambda tree: eqx.filter_vmap(lambda tree: 1.0)(tree),
         lambda tree: eqx.filter_checkpoint(lambda tree: 1.0)(tree),

@@ -105,12 +105,12 @@ def test_deep_tree_is_compared_and_taken_apart(make):
     assert eqx.tree_equal(tree, other) is False
 
     def label(x):
-        return "data" if eqx.is_array(x) else eqx.STATIC
+        return "data" if eqx.is_array(x) else eqx.internal.STATIC
 
-    groups, skeleton = eqx.split(tree, label)
-    _, other_skeleton = eqx.split(same, label)
+    groups, skeleton = eqx.internal.split(tree, label)
+    _, other_skeleton = eqx.internal.split(same, label)
     assert skeleton == other_skeleton and hash(skeleton) == hash(other_skeleton)
-    assert eqx.tree_equal(eqx.merge(groups, skeleton), tree)
+    assert eqx.tree_equal(eqx.internal.merge(groups, skeleton), tree)
     assert eqx.tree_equal(eqx.combine(*eqx.partition(tree, eqx.trainable)), tree)
     assert eqx.tree_at(lambda t: jax.tree.leaves(t)[0], tree, 1) is not tree
 

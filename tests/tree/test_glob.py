@@ -1,6 +1,6 @@
 import pytest
 
-from equinox_like._tree.glob import _compiled, matches, matches_above
+from equinox_like._tree.paths import _compiled, matches, matches_above
 
 
 @pytest.mark.parametrize(

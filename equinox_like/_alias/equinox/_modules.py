@@ -1,7 +1,7 @@
-"""The modules of the alias `equinox`: the public ones, and those private ones of Equinox
-from which published code imports, by a table of their names.
+"""The modules of the alias `equinox`, made from a table of their names.
 
-A name in the table is public in one of the others, or is in `_names.py`.
+They are the public ones, and those private ones of Equinox from which published code
+imports. A name in the table is public in one of the others, or is in `_names.py`.
 """
 
 import dis

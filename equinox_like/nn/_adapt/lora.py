@@ -1,6 +1,6 @@
-"""`LoRA`: trains a low-rank update of a layer's weight instead of the weight.
+"""`LoRA`: trains a low-rank update of the weight of a layer.
 
-Like the other layers that compute the weight of a layer (`_reparam.py`), it calls a
+Like the other layers that compute the weight of a layer (`reparam.py`), it calls a
 copy of the layer with another weight.
 """
 
@@ -23,16 +23,21 @@ from ..._tree import is_inexact_array
 from ..._tree.partitioning import map_nodes
 from ..._tree.selection import select
 from ..._typing import ArrayLike, PRNGKeyArray
-from .._base.arguments import as_number, as_size, check_not_layer_class, wrong_value
+from .._base.checks import as_number, as_size, check_not_layer_class, wrong_value
 from .._base.init import draw, key_named, leading_axes, split_key
 from .._base.precision import computes
 from .._base.sharding import explicit_mesh, like
-from .._base.state import StateIndex
-from .._base.stateful import StatefulLayer, is_stateful, takes_key
+from .._base.state import StatefulLayer, StateIndex, is_stateful, takes_key
 from .._layers.embedding import indexed
 from .._layers.linear import rows_product
-from .quantised import TAKE_STAND_INS, unwrapped, weights_under, with_weight
-from .quantised_weight import QuantizedWeight, has_values
+from .quantised import (
+    TAKE_STAND_INS,
+    QuantizedWeight,
+    has_values,
+    unwrapped,
+    weights_under,
+    with_weight,
+)
 
 _Layer = TypeVar("_Layer", covariant=True)
 _P = ParamSpec("_P")
@@ -362,7 +367,14 @@ def _first_matrices(
     layer: Any, name: str, rank: int, batch_ndim: int | None, key: PRNGKeyArray
 ) -> tuple[Array, Array]:
     """$A$ and $B$ for a weight of the layer."""
-    weight = _weight_of(layer, name)
+    weight: Any = getattr(layer, name, None)
+    weight = None if weight is None else jnp.asarray(weight)
+    if not is_inexact_array(weight):
+        raise ValueError(
+            f"LoRA takes a layer with a floating or complex array as its `{name}`; this "
+            f"{type(layer).__name__} has none. Wrap its inner layers instead, for example "
+            "by `add_lora`, or pass `weight_name`."
+        )
     if batch_ndim is None:
         batch_ndim = leading_axes(layer, name, weight.ndim, 0)
     if weight.ndim < batch_ndim + 2:
@@ -375,19 +387,6 @@ def _first_matrices(
     normal = draw(jax.random.normal, key, (*batch, rank, columns), weight.dtype)
     a = normal / math.sqrt(max(columns, 1))
     return a, jnp.zeros((*batch, rows, rank), weight.dtype)
-
-
-def _weight_of(layer: Any, name: str) -> Any:
-    weight = getattr(layer, name, None)
-    if weight is not None:
-        weight = jnp.asarray(weight)
-        if is_inexact_array(weight):
-            return weight
-    raise ValueError(
-        f"LoRA takes a layer with a floating or complex array as its `{name}`; this "
-        f"{type(layer).__name__} has none. Wrap its inner layers instead, for example "
-        "by `add_lora`, or pass `weight_name`."
-    )
 
 
 def _frozen_as_before(model: Any, flags: list[bool]) -> Any:

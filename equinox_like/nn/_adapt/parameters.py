@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from ..._module import Frozen, Module
-from ..._tree.glob import matches, near_paths
 from ..._tree.nodes import Nodes, children_of, plain_path
+from ..._tree.paths import matches, near_paths
 from ..._typing import PRNGKeyArray
 from .._base.init import WEIGHTS, Init, initialised, key_named, layout_of, leading_axes
 from .._base.state import State
@@ -123,13 +123,7 @@ def reinit(
                 "`reinit` takes a sequence of pairs `(selector, initialiser)` as `rules`; "
                 f"`rules[{i}]` is {rule!r}."
             )
-        conditions.append(_condition(rule[0]))
-        if conditions[i] is None:
-            raise TypeError(
-                "A selector must be a class, a tuple of classes, a pair of a class and "
-                "the name of a field, a pattern for paths, or a function; that of "
-                f"`rules[{i}]` is {rule[0]!r}."
-            )
+        conditions.append(_condition(rule[0], f"`rules[{i}]`"))
     used = [False] * len(rules)
     leaves = []
     for place in places(tree):
@@ -153,22 +147,24 @@ def reinit(
     return jtu.tree_structure(tree).unflatten(leaves)
 
 
-def _condition(selector: Any) -> Callable[[Place], bool] | None:
-    """Whether a selector chooses a place; `None` for what is no selector."""
+def _condition(selector: Any, rule: str) -> Callable[[Place], bool]:
+    """Whether the selector of a rule chooses a place."""
     if isinstance(selector, str):
         return lambda place: matches(selector, plain_path(place.path))
-    classes, names = selector, WEIGHTS
-    if (
-        isinstance(selector, tuple)
-        and len(selector) == 2
-        and isinstance(selector[1], str)
-    ):
-        classes, names = selector[0], (selector[1],)
+    match selector:
+        case (classes, str(name)):
+            names = (name,)
+        case classes:
+            names = WEIGHTS
     each = classes if isinstance(classes, tuple) else (classes,)
     if all(isinstance(cls, type) for cls in each):
         return lambda place: isinstance(place.owner, each) and place.name in names
     if not callable(selector):
-        return None
+        raise TypeError(
+            "A selector must be a class, a tuple of classes, a pair of a class and the "
+            "name of a field, a pattern for paths, or a function; that of "
+            f"{rule} is {selector!r}."
+        )
     return lambda place: bool(
         selector(plain_path(place.path), place.owner, place.name, place.leaf)
     )

@@ -1,37 +1,183 @@
-"""`Quantized`: a layer whose weights are stored as small integers or float8."""
+"""`Quantized`: a layer whose weights are stored as small integers or float8.
 
-from collections.abc import Callable
-from typing import Any, Generic, ParamSpec, TypeVar
+A `QuantizedWeight` stands for the weight. Its arrays have as many axes as the weight, so
+a `Stacked`, `vmap` and rules for shardings treat them as they treat the weight.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Generic, Literal, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
 
 from ..._call_path import call_part
-from ..._module import Frozen, frozen, unfrozen
+from ..._module import Frozen, Module, field, frozen, unfrozen
 from ..._module.freezing import leaves_under
 from ..._module.wrappers import check_forwards
 from ..._runtime.harvest import class_of
-from ..._tree import is_inexact_array, tree_at
-from ..._tree.at_where import read
-from ..._tree.glob import near_paths
+from ..._tree import combine, is_array, is_inexact_array, partition, tree_at
 from ..._tree.nodes import Nodes, path_within
+from ..._tree.partitioning import map_nodes
+from ..._tree.paths import near_paths, read
 from ..._tree.selection import select
-from .._base.arguments import as_size, check_not_layer_class, wrong_value
+from .._base.checks import as_size, check_not_layer_class, wrong_value
 from .._base.init import WEIGHTS, layout_of, leading_axes
-from .._base.precision import computes, is_real
+from .._base.precision import accumulation_dtype, computes, is_real
 from .._base.sharding import explicit_mesh
-from .._base.stateful import StatefulLayer, is_stateful, takes_key
-from .._layers.einsum import EinsumLayout
+from .._base.state import StatefulLayer, is_stateful, takes_key
 from .._layers.embedding import Embedding
-from .._layers.linear import Linear
-from .._sequence.cells import GRUCell, LSTMCell
+from .._layers.linear import EinsumLayout, Linear
+from .._sequence.recurrent import GRUCell, LSTMCell
 from .parameters import places
-from .quantised_weight import Bits, dequantised, in_loop, is_quantised, stored
 
 _Layer = TypeVar("_Layer", covariant=True)
 _P = ParamSpec("_P")
 _Tree = TypeVar("_Tree")
 _Y = TypeVar("_Y")
+
+Bits = Literal[8, 4, "float8_e4m3fn"]
+# The dtype of the stored values, and the largest one that is used.
+_KINDS: Final[dict[Any, tuple[Any, int]]] = {
+    8: (jnp.int8, 127),
+    4: (jnp.int4, 7),
+    "float8_e4m3fn": (jnp.float8_e4m3fn, 448),
+}
+
+
+class QuantizedWeight(Module):
+    """Replaces a weight of this `dtype`: `(values - zero) * scale`, each scale for a group
+    of values. A scale has 32 bits at least: in float16 it could be subnormal."""
+
+    values: Array = field(trainable=False)
+    scale: Array = field(trainable=False)
+    zero: Array | None = field(trainable=False)
+    dynamic: bool = field(static=True)
+    dtype: Any = field(static=True)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.values.shape
+
+    def __jax_array__(self) -> Array:
+        values = self.values.astype(self.scale.dtype)
+        if self.zero is not None:
+            values = values - _spread(self.zero, self.shape).astype(values.dtype)
+        weight = values * _spread(self.scale, self.shape)
+        # The multiple of the scale that is next to a large number may be infinite.
+        bounds = jnp.finfo(self.dtype)
+        return jnp.clip(weight, float(bounds.min), float(bounds.max)).astype(self.dtype)
+
+    def _in_dtype(self, dtype: Any) -> "QuantizedWeight":
+        # What is stored would be rounded again.
+        return dataclasses.replace(self, dtype=np.dtype(dtype))
+
+    def __getitem__(self, index: Any) -> Array:
+        return jnp.asarray(jax.tree.map(lambda x: x[index], self))
+
+    def __matmul__(self, x: Array) -> Array:
+        weight, x = _in_loop((self, x))
+        if not self.dynamic or jnp.iscomplexobj(x):
+            # `x` comes first, so that under `vmap` the batch axis needs no transpose.
+            return jnp.inner(x, jnp.asarray(weight))
+        return _dynamic(x.astype(jnp.result_type(x, self.dtype)), weight)
+
+
+def _in_loop(tree: _Tree) -> _Tree:
+    """The tree of weights and an input, such that XLA computes the weights only together
+    with the input. Otherwise it would compute those of all layers before a loop over the
+    inputs, as in `generate`, and keep them."""
+    arrays, rest = partition(tree, is_array)
+    return combine(jax.lax.optimization_barrier(arrays), rest)
+
+
+@jax.custom_jvp
+def _dynamic(x: Array, weight: QuantizedWeight) -> Array:
+    """The product with `x` rounded to 8 bits, too. Its sums are exact."""
+    scale, work = weight.scale, accumulation_dtype(x, weight.scale)
+    wide = x.astype(work).reshape(scale.shape[1], -1 if x.size else 0)
+    step = _at_least_normal(jnp.max(jnp.abs(wide), initial=0) / 127)
+    rounded = jnp.round(wide / step).astype(jnp.int8)
+    # Not -1, which is ambiguous if there are no inputs.
+    values = weight.values.astype(jnp.int8).reshape(len(scale), *rounded.shape)
+    sums = jnp.einsum("gi,ogi->og", rounded, values, preferred_element_type=jnp.int32)
+    if weight.zero is not None:
+        sums = sums - weight.zero.astype(jnp.int32) * rounded.sum(-1, dtype=jnp.int32)
+    return ((sums.astype(work) * scale.astype(work)).sum(-1) * step).astype(x.dtype)
+
+
+@_dynamic.defjvp
+def _(primals: Any, tangents: Any) -> tuple[Array, Array]:
+    # The derivative of rounding is zero: that of the product without it is used.
+    (x, weight), (tangent, _) = primals, tangents
+    return _dynamic(x, weight), jnp.inner(tangent, jnp.asarray(weight)).astype(x.dtype)
+
+
+def _spread(x: Array, shape: Sequence[int]) -> Array:
+    """`x`, with each element repeated over its group, unless broadcasting does that."""
+    for axis, (size, number) in enumerate(zip(shape, x.shape, strict=True)):
+        if number not in (1, size):
+            x = jnp.repeat(x, size // number, axis)
+    return x
+
+
+def has_values(weight: Any) -> bool:
+    """Whether this is an array, or converts to one. Within `tree_at` it may be anything."""
+    if _is_quantised(weight):
+        return is_array(weight.values)
+    return is_array(weight) or hasattr(weight, "__jax_array__")
+
+
+def _dequantised(tree: _Tree) -> _Tree:
+    """The tree with arrays as its weights."""
+    convert = lambda node: jnp.asarray(node) if has_values(node) else node  # noqa: E731
+    return map_nodes(convert, tree, _is_quantised)
+
+
+def _is_quantised(node: Any) -> bool:
+    return isinstance(node, QuantizedWeight)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _stored(weight: Array, axes: Any, groups: Any, how: Any) -> QuantizedWeight:
+    """What stands for a weight, with a scale for all elements along `axes`.
+
+    `groups` may be one of these axes and a number of elements, which then have a scale.
+    `how` is the triple `(bits, symmetric, dynamic)`.
+    """
+    bits, symmetric, dynamic = how
+    dtype, limit = _KINDS[bits]
+    blocks, split = weight.astype(accumulation_dtype(weight)), ()
+    if groups is not None:
+        axis, size = groups
+        before, (length, *after) = weight.shape[:axis], weight.shape[axis:]
+        blocks = blocks.reshape(*before, length // size, size, *after)
+        axes = split = (axis + 1,)
+    reduced: Any = {"axis": axes, "keepdims": True, "initial": 0}
+    low, high = jnp.min(blocks, **reduced), jnp.max(blocks, **reduced)
+    greatest, number = jnp.maximum(high, -low), 2 * limit + 1
+    # Of halves: the difference of two large numbers may be infinite.
+    scale = greatest / limit if symmetric else (high / 2 - low / 2) / (number / 2)
+    scale = _at_least_normal(jnp.where(jnp.isfinite(greatest), scale, jnp.nan))
+    steps, least, zero = blocks / scale, -limit, None
+    if jnp.issubdtype(dtype, jnp.integer):
+        steps = jnp.round(steps)
+    if not symmetric:
+        least -= 1
+        zero = least - jnp.round(low / scale)
+        steps, zero = steps + zero, jnp.squeeze(zero, split).astype(dtype)
+    values = jnp.clip(steps, least, limit).astype(dtype).reshape(weight.shape)
+    scale = jnp.squeeze(scale, split)
+    return QuantizedWeight(values, scale, zero, dynamic, weight.dtype)
+
+
+def _at_least_normal(step: Array) -> Array:
+    """`step`, but not so small that XLA would take it, or half of it, for zero."""
+    return jnp.maximum(step, 2 * jnp.finfo(step.dtype).tiny)
+
 
 # These multiply by a weight, or index it: they take an object in place of an array.
 _MULTIPLYING = (Linear, GRUCell, LSTMCell)
@@ -144,7 +290,7 @@ class Quantized(StatefulLayer, Generic[_Layer]):
                     axis = max(axes, key=lambda i: weight.shape[i])
                     groups = axis, group_size
                     _check_group(layer, name, weight.shape[axis], group_size)
-                new = stored(weight, axes, groups, (bits, symmetric, dynamic))
+                new = _stored(weight, axes, groups, (bits, symmetric, dynamic))
                 layer = with_weight(layer, name, new)
         self.layer = layer
 
@@ -157,15 +303,15 @@ class Quantized(StatefulLayer, Generic[_Layer]):
             kwargs.pop("key", None)
         meets_mesh = explicit_mesh(*jax.tree.leaves((self, args, kwargs))) is not None
         if meets_mesh or class_of(self.layer) not in TAKE_STAND_INS:
-            layer, args, kwargs = in_loop((self.layer, args, kwargs))
-            layer = dequantised(layer)
+            layer, args, kwargs = _in_loop((self.layer, args, kwargs))
+            layer = _dequantised(layer)
             return call_part(self.layer, (), layer, layer, *args, **kwargs)
         return self.layer(*args, **kwargs)
 
     def dequantized(self) -> _Layer:
         """The layer with the weights computed from the stored values. They can be
         trained."""
-        return dequantised(self.layer)
+        return _dequantised(self.layer)
 
     def is_stateful(self) -> bool:
         """Whether the wrapped layer is stateful."""
@@ -174,7 +320,7 @@ class Quantized(StatefulLayer, Generic[_Layer]):
     def __getattr__(self, name: str) -> Any:
         check_forwards(self, name, "layer")
         found = getattr(self.layer, name)
-        if name in vars(self.layer) and not is_quantised(found):
+        if name in vars(self.layer) and not _is_quantised(found):
             return found
         # Methods and properties of the layer must see arrays.
         return getattr(self.dequantized(), name)
@@ -266,7 +412,7 @@ def weights_under(
     found: dict[str, dict[str, int]] = {}
     for i, place in enumerate(places(model)):
         leaf, name, owner, path = place.leaf, place.name, place.owner, place.path[:-1]
-        if is_quantised(owner):
+        if _is_quantised(owner):
             is_one = name == "values"
             name, path = getattr(path[-1], "name", None), path[:-2]
             owner = read(path_within(path), model)

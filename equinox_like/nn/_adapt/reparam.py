@@ -13,14 +13,13 @@ from ..._call_path import call_part
 from ..._errors import did_you_mean
 from ..._module import Module, field
 from ..._tree import is_array, is_array_like, is_inexact_array, tree_at, tree_pformat
-from ..._tree.at_where import read
+from ..._tree.paths import read
 from ..._typing import ArrayLike, PRNGKeyArray
-from .._base.arguments import as_eps, as_size, check_not_layer_class
+from .._base.checks import as_eps, as_size, check_not_layer_class
 from .._base.init import split_key
 from .._base.precision import accumulation_dtype, computes
 from .._base.sharding import matvec, split_as
-from .._base.state import State, StateIndex, check_state
-from .._base.stateful import StatefulLayer, at_inference
+from .._base.state import State, StatefulLayer, StateIndex, at_inference, check_state
 from .._layers.norm import nan_if_infinite, squared
 from .lora import merge_lora
 from .quantised import with_weight
@@ -386,8 +385,7 @@ class Shared(Module, Generic[_Tree]):
         if len(removed) != len(replaced):
             raise ValueError(
                 "`where` and `get` must return the same number of nodes: `where` "
-                "returned "
-                f"{len(removed)}, and `get` {len(replaced)}."
+                f"returned {len(removed)}, and `get` {len(replaced)}."
             )
         for node, other in zip(removed, replaced, strict=True):
             if _description(node) != _description(other):

@@ -10,15 +10,15 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from ..._core.table import table_lines
+from ..._jit.report import table_lines
 from ..._module.freezing import leaves_under, trainable
-from ..._runtime.operations import LayerRow as LayerRow, layer_rows
+from ..._runtime.harvest import LayerRow as LayerRow, layer_rows
 from ..._tree import is_array
 from ..._tree.arrays import describe_array, is_typed_key
 from ..._tree.filters import array_filter, is_array_or_struct
-from ..._tree.glob import components, matches_above
 from ..._tree.nodes import describe_node, node_paths, path_within, plain_path
-from .._base.arguments import as_size
+from ..._tree.paths import components, matches_above
+from .._base.checks import as_size
 from .._base.state import State, StateIndex
 from .parameters import Place, places
 
@@ -265,9 +265,8 @@ def summary(
         last = deepest if depth is None else min(depth, deepest)
         levels = range(last + 1)
         sums = {row.path: row for level in levels for row in _summed(pairs, level)}
-        for path in dict.fromkeys(
-            map(path_within, paths)
-        ):  # frozen parts have one twice
+        # Frozen parts have a path twice.
+        for path in dict.fromkeys(map(path_within, paths)):
             yield path, sums.get(path or "<root>")
 
     rows = arrays if depth is None else _summed(pairs, depth)

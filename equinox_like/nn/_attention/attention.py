@@ -1,31 +1,55 @@
-"""`MultiheadAttention`: attention with projections of its inputs and its output.
-
-The layer determines which query attends to which key. The projections are in
-`_heads.py`, and the attention itself is in `_attend.py`.
-"""
+"""`MultiheadAttention`: attention with projections of its inputs and its output."""
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
+import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
+from ..._call_path import call_part
+from ..._errors import ShapeError
 from ..._module import Module, field
+from ..._tree import combine, is_array, is_inexact_array, partition
+from ..._tree.nodes import describe_node
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from .._base.arguments import as_divisor, as_size
-from .._base.init import Init, split_key
+from .._base.checks import (
+    as_divisor,
+    as_size,
+    check_dtype,
+    check_input,
+    jax_array,
+    parameter_shape,
+    refusal,
+    wrong_type,
+)
+from .._base.init import Init, dtype_of, split_key
 from .._base.precision import cast_to_precision, computes
-from .._base.sharding import split_along
+from .._base.sharding import parts, placed, split_along
 from .._layers.elementwise import Dropout, resolve_inference
-from .._layers.linear import Linear
-from .attend import Drop, Implementation, Inputs, attend, checked_implementation
-from .dot_product import checked_mask
-from .heads import HeadsFunction, checked_rotary, empty_token, joined, projected
+from .._layers.linear import Linear, mapped
+from .dot_product import Drop, Implementation, Inputs, attend, checked_implementation
 from .kv_cache import KVCache, check_cache, empty_cache, extended, new_positions
-from .masks import Visible, check_window
+from .masks import Visible, check_window, checked_mask
 
 _NAME = "MultiheadAttention"
+HeadsFunction = Callable[[Any, Any, Any], Any]
+
+
+class _CallOptions(TypedDict, total=False):
+    """The keywords of a call on which the type of its result does not depend."""
+
+    key: PRNGKeyArray | None
+    inference: bool | None
+    deterministic: bool | None
+    process_heads: HeadsFunction | None
+    bias: ArrayLike | None
+    is_causal: bool
+    window: int | None
+    implementation: Implementation
+    out_sharding: PartitionSpec | None
 
 
 class MultiheadAttention(Module):
@@ -171,7 +195,7 @@ class MultiheadAttention(Module):
                 f"{self.num_kv_heads}, with {self.num_heads} heads."
             )
         self.implementation = checked_implementation(_NAME, implementation)
-        self.rotary = checked_rotary(_NAME, rotary, self.qk_size)
+        self.rotary = _checked_rotary(_NAME, rotary, self.qk_size)
         self.dropout = Dropout(dropout_p, inference)
 
         linear = functools.partial(
@@ -193,19 +217,10 @@ class MultiheadAttention(Module):
         value: ArrayLike,
         mask: ArrayLike | None = None,
         *,
-        key: PRNGKeyArray | None = None,
-        inference: bool | None = None,
-        deterministic: bool | None = None,
-        process_heads: HeadsFunction | None = None,
-        bias: ArrayLike | None = None,
-        is_causal: bool = False,
-        window: int | None = None,
         cache: None = None,
-        implementation: Implementation = None,
         return_weights: Literal[False] = False,
-        out_sharding: PartitionSpec | None = None,
+        **options: Unpack[_CallOptions],
     ) -> Array: ...
-
     @overload
     def __call__(
         self,
@@ -214,19 +229,10 @@ class MultiheadAttention(Module):
         value: ArrayLike,
         mask: ArrayLike | None = None,
         *,
-        key: PRNGKeyArray | None = None,
-        inference: bool | None = None,
-        deterministic: bool | None = None,
-        process_heads: HeadsFunction | None = None,
-        bias: ArrayLike | None = None,
-        is_causal: bool = False,
-        window: int | None = None,
         cache: KVCache | None = None,
-        implementation: Implementation = None,
         return_weights: bool = False,
-        out_sharding: PartitionSpec | None = None,
+        **options: Unpack[_CallOptions],
     ) -> Any: ...
-
     @computes("eqx.nn.MultiheadAttention", "layer")
     def __call__(
         self,
@@ -299,7 +305,7 @@ class MultiheadAttention(Module):
         arrays = query, key_, value, bias
         query, key_, value, bias = cast_to_precision(arrays)
         check_cache(_NAME, cache)
-        q, k, v = projected(self, query, key_, value, cache, process_heads)
+        q, k, v = _projected(self, query, key_, value, cache, process_heads)
         new = k.shape[0]
         slots = None if cache is None else cache.key.shape[0]
         in_all = q.shape[0], new + (slots or 0)
@@ -320,7 +326,7 @@ class MultiheadAttention(Module):
         inputs = Inputs(q, k, v, visible, bias, None, drop)
         implementation = implementation or self.implementation
         heads, weights = attend(inputs, implementation, return_weights)
-        out = joined(self, heads, out_sharding)
+        out = _joined(self, heads, out_sharding)
         more: tuple[Any, ...] = ()
         if seen is not None:
             next_cache, out = seen.checked(out)
@@ -355,8 +361,8 @@ class MultiheadAttention(Module):
         `ValueError` if `max_length` is not an int of 1 or more, or for another `dtype` or
         `overflow`.
         """
-        key = empty_token(self, "key_proj", self.key_size, self.qk_size, dtype)
-        value = empty_token(self, "value_proj", self.value_size, self.vo_size, dtype)
+        key = _empty_token(self, "key_proj", self.key_size, self.qk_size, dtype)
+        value = _empty_token(self, "value_proj", self.value_size, self.vo_size, dtype)
         return empty_cache(max_length, key, value, overflow)
 
 
@@ -368,3 +374,123 @@ def _window(window: int | None, cache: KVCache | None) -> int | None:
     # if the tokens were passed one by one.
     slots = len(cache.key)
     return slots if window is None else min(window, slots)
+
+
+def _projected(
+    attention: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    cache: Any,
+    process_heads: HeadsFunction | None,
+) -> tuple[Any, ...]:
+    """The projected queries, keys and values, each `(length, heads, size)`."""
+    query, key, value = _checked_inputs(attention, query, key, value, cache)
+    q = _project(attention, "query_proj", query, attention.num_heads)
+    k = _project(attention, "key_proj", key, attention.num_kv_heads)
+    v = _project(attention, "value_proj", value, attention.num_kv_heads)
+    if process_heads is not None:
+        q, k, v = _processed(process_heads, q, k, v)
+    if attention.rotary is not None:
+        offset = 0 if cache is None else cache.length
+        rotary = functools.partial(attention.rotary, offset=offset)
+        q, k = map(jax.vmap(rotary, in_axes=1, out_axes=1), (q, k))
+    return q, k, v
+
+
+def _checked_rotary(layer: str, rotary: Any, size: int) -> Any:
+    """Returns `rotary` after validating that it rotates heads of this size."""
+    fix = f" Write `rotary=eqx.nn.RotaryPositionalEmbedding({size})`."
+    if size % 2:
+        fix = " Heads of an odd size cannot be rotated: pass an even `qk_size`."
+    if rotary is not None and (not callable(rotary) or isinstance(rotary, type)):
+        raise wrong_type(layer, "a layer", "rotary", rotary, fix)
+    own = getattr(rotary, "embedding_size", size)
+    if own != size:
+        given = f"one of size {own}"
+        wanted = f"a layer for heads of size {size}"
+        raise ValueError(refusal(layer, wanted, "rotary", given, fix))
+    return rotary
+
+
+def _checked_inputs(
+    attention: Any, query: Any, key: Any, value: Any, cache: Any
+) -> list[Array]:
+    inputs = ("query", query), ("key_", key), ("value", value)
+    for name, x in inputs:
+        projection = getattr(attention, f"{name.rstrip('_')}_proj")
+        shape = None
+        if isinstance(projection, Linear):
+            shape = parameter_shape(projection, "weight", 2)
+        check_input(attention, x, (None, None if shape is None else shape[1]), name)
+    query, key, value = (jax_array(x) for _, x in inputs)
+    # Not `len`, which is an error for a symbolic dimension of `jax.export`.
+    if key.shape[0] != value.shape[0]:
+        raise ShapeError(
+            "MultiheadAttention takes as many rows of `key_` as of `value`; got "
+            f"{key.shape[0]} and {value.shape[0]}."
+        )
+    if key.shape[0] == 0 and cache is None:
+        raise ShapeError(
+            "MultiheadAttention takes at least one row of `key_` and `value`: with "
+            "none, there is nothing to average."
+        )
+    return [query, key, value]
+
+
+def _project(attention: Any, name: str, x: Array, num_heads: int) -> Array:
+    rows = mapped(getattr(attention, name), x)
+    return rows.reshape(x.shape[0], num_heads, rows.shape[-1] // num_heads)
+
+
+def _processed(process_heads: HeadsFunction, *heads: Array) -> tuple[Any, ...]:
+    returned = process_heads(*heads)
+    try:
+        processed = tuple(returned)
+    except TypeError:
+        raise ShapeError(
+            "`process_heads` must return queries, keys and values; it returned "
+            f"{describe_node(returned)}."
+        ) from None
+    before = [head.shape for head in heads]
+    after = [jnp.shape(head) for head in processed]
+    if before != after:
+        raise ShapeError(
+            "`process_heads` must return queries, keys and values of the shapes that it "
+            f"was given, {before}; it returned {after}."
+        )
+    return processed
+
+
+def _joined(attention: Any, heads: Array, out_sharding: PartitionSpec | None) -> Array:
+    """The output projection of the joined heads, of shape `(length, output_size)`."""
+    projection = attention.output_proj
+    heads = heads.reshape(heads.shape[0], heads.shape[1] * heads.shape[2])
+    if out_sharding is None:
+        return mapped(projection, heads)
+    arrays, rest = partition(projection, is_array)
+
+    def project(heads: Any, arrays: Any) -> Any:
+        layer = combine(arrays, rest)
+        return call_part(projection, (), layer, jax.vmap(layer), heads)
+
+    return placed(project, out_sharding, heads, arrays)
+
+
+def _empty_token(
+    attention: Any, name: str, in_size: int, size: int, dtype: DTypeLike | None
+) -> Array:
+    """Zeros of shape `(1, heads, size)`, with the dtype and sharding of projections."""
+    projection = getattr(attention, name)
+    arrays = [x for x in jax.tree.leaves(projection) if is_inexact_array(x)]
+    if dtype is None:
+        dtype = dtype_of(projection)
+    check_dtype("`init_cache`", "dtype", dtype)
+    heads = attention.num_kv_heads
+    if not any(any(parts(x)) for x in arrays):
+        return jnp.zeros((1, heads, size), dtype)
+    # A projection of zeros has the right sharding. Within `jit` the arrays must be
+    # used, or the program would not know their devices. XLA removes the product itself.
+    x = jnp.zeros((1, in_size), dtype_of(projection))
+    token = _project(attention, name, x, heads)
+    return jnp.where(jnp.zeros((), bool), token, 0).astype(dtype)

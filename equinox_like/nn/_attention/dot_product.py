@@ -1,24 +1,31 @@
-"""`dot_product_attention`: attention of queries, keys and values without projections.
+"""`dot_product_attention`, and `attend`, which runs the kernel that a call asks for.
 
-The function and `MultiheadAttention` both call `attend`, in `_attend.py`.
+There are four kernels: the formula, the formula for a single query with a cache, and the
+two of `jax.nn.dot_product_attention`.
 """
 
-from typing import Any
+import functools
+import math
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array
 
+from ..._compat.arrays import default_device, platform_of
+from ..._compat.primitives import for_whole_batch
+from ..._compat.tracing import known_array
 from ..._errors import ShapeError
-from ..._tree import is_array
-from ..._tree.nodes import describe_node
 from ..._typing import ArrayLike, PRNGKeyArray
-from .._base.arguments import check_layer, check_scalar, wrong_type
+from .._base.checks import as_array, check_layer, check_scalar, wrong_value
 from .._base.init import key_named
-from .._base.inputs import as_array
+from .._base.precision import accumulation_dtype, in_float32, is_half, product_with_rows
+from .._base.sharding import explicit_mesh, parts, split_along
 from .._layers.elementwise import Dropout
-from .attend import Drop, Implementation, Inputs, attend, attention_weights
-from .masks import Visible, check_window
+from .masks import Visible, check_window, checked_mask, combine_masks
+
+Implementation = Literal["xla", "cudnn", "auto"] | None
 
 
 def dot_product_attention(
@@ -170,46 +177,336 @@ def _checked_heads(*arrays: Array) -> tuple[Array, Array, Array]:
     return q, k, v
 
 
-def checked_mask(
-    layer: str,
-    name: str,
-    mask: Any,
-    heads: int,
-    lengths: tuple[int, int],
-    slots: int | None = None,
-) -> Array | None:
-    """A mask or a bias as a JAX array, after validating its type and shape.
+class Drop(NamedTuple):
+    """The dropout of the attention weights, with a PRNG key for each head."""
 
-    With a cache, the first `slots` keys are in it.
+    dropout: Dropout | None
+    keys: Any
+    inference: bool | None
+
+    def is_active(self) -> bool:
+        # A function in place of a `Dropout` is always called.
+        if self.dropout is None or not hasattr(self.dropout, "is_active"):
+            return self.dropout is not None
+        return self.dropout.is_active(self.inference)
+
+    def on_head(self, weights: Array, key: Any) -> Array:
+        if self.dropout is None:
+            return weights
+        return self.dropout(weights, key=key, inference=self.inference)
+
+
+class Inputs(NamedTuple):
+    """What attention is computed from."""
+
+    q: Array  # (q, heads, size)
+    k: Array  # (kv, kv_heads, size)
+    v: Array  # (kv, kv_heads, value_size)
+    visible: Visible
+    bias: Array | None
+    scale: ArrayLike | None
+    drop: Drop
+
+    @property
+    def mask(self) -> Array | None:
+        return self.visible.as_mask(self.q.shape[0], self.k.shape[0])
+
+
+def attend(
+    inputs: Inputs, implementation: Implementation, return_weights: bool = False
+) -> tuple[Array, Array | None]:
+    """The heads' outputs `(q, heads, size)`, and weights `(heads, q, kv)` or `None`."""
+    inputs = _split_alike(inputs)
+    q = inputs.q
+    name = _chosen(implementation, inputs, return_weights)
+    if name == "cudnn":
+        heads = functools.partial(_cudnn_kernel, inputs)
+        if implementation != "auto" or known_array(q) is not None:
+            return heads(), None
+
+        # The program may be compiled for another platform than that of new arrays.
+        def elsewhere():
+            return attend(inputs, "xla" if _xla_serves(q) else None)[0]
+
+        return lax.platform_dependent(cuda=heads, default=elsewhere), None
+    if name == "xla":
+        return _xla_kernel(inputs), None
+    # A cache is usually long.
+    cached = inputs.visible.positions is not None
+    if cached and q.shape[0] == 1:
+        return _one_query_kernel(inputs)
+    return _formula_kernel(inputs)
+
+
+def _split_alike(inputs: Inputs) -> Inputs:
+    """`inputs`, whose heads are split alike over the explicit axes of a mesh, by the
+    queries. Otherwise `vmap` over the heads would fail."""
+    q, k, v, visible, bias, _, drop = inputs
+    if explicit_mesh(q, k, v, visible.mask, bias) is None:
+        return inputs
+    heads, shared = parts(q)[1], parts(_in_groups(q, 1, k.shape[1]))[1]
+
+    def each(x: Any) -> Any:
+        if x is None or x.ndim == 2 or x.shape[0] == 1:
+            return x
+        return split_along(x, 0, heads)
+
+    if drop.keys is not None:
+        drop = drop._replace(keys=split_along(drop.keys, 0, heads))
+    k, v = split_along(k, 1, shared), split_along(v, 1, shared)
+    visible = visible._replace(mask=each(visible.mask))
+    return inputs._replace(k=k, v=v, visible=visible, bias=each(bias), drop=drop)
+
+
+# The kernels
+
+
+def _scaled(x: Array, size: int, scale: ArrayLike | None) -> Array:
+    return x / math.sqrt(size) if scale is None else x * jnp.asarray(scale, x.dtype)
+
+
+def _logits(query: Array, key: Array, scale: Any, product: Any) -> Array:
+    size = query.shape[-1]
+    if is_half(query, key):  # a scaled query would be rounded
+        return _scaled(product(query, key), size, scale)
+    return product(_scaled(query, size, scale), key)
+
+
+def _softmax(logits: Array, mask: Array | None, bias: Array | None) -> Array:
+    # Before the bias is added: in half precision, large biases would be rounded.
+    logits = logits.astype(accumulation_dtype(logits))
+    least = jnp.finfo(logits.dtype).min
+    if bias is not None:
+        # The softmax of a row of -inf would be NaN.
+        logits = jnp.maximum(logits + bias.astype(logits.dtype), least)
+    if mask is not None:
+        logits = jnp.where(mask, logits, least)
+    return jax.nn.softmax(logits)
+
+
+def attention_weights(
+    query: Array, key: Array, mask: Any, bias: Any, scale: Any
+) -> Array:
+    logits = _logits(query, key, scale, product_with_rows)
+    return _softmax(logits, mask, bias).astype(jnp.result_type(query, key))
+
+
+def _formula_kernel(inputs: Inputs) -> tuple[Array, Array]:
+    q, k, v, _, bias, scale, drop = inputs
+
+    def head(q, k, v, mask, bias, key):
+        weights = drop.on_head(attention_weights(q, k, mask, bias, scale), key)
+        return jnp.einsum("sS,Sd->sd", weights, v), weights
+
+    number, shared, mask = q.shape[1], k.shape[1], inputs.mask
+    if bias is not None and bias.ndim == 3 and bias.shape[0] == 1:  # one for all heads
+        bias = bias[0]
+    axes = [0 if x is not None and x.ndim == 3 else None for x in (mask, bias)]
+    axes.append(None if drop.keys is None else 0)
+    if shared == number:
+        all_heads = jax.vmap(head, in_axes=(1, 1, 1, *axes), out_axes=(1, 0))
+        return all_heads(q, k, v, mask, bias, drop.keys)
+    # The heads of a group share keys and values; nested `vmap`s do not repeat these.
+    group = jax.vmap(head, in_axes=(1, None, None, *axes), out_axes=(1, 0))
+    groups = jax.vmap(group, in_axes=(1, 1, 1, *axes), out_axes=(1, 0))
+    rest = [
+        x if axis is None else _in_groups(x, 0, shared)
+        for x, axis in zip((mask, bias, drop.keys), axes, strict=True)
+    ]
+    heads, weights = groups(_in_groups(q, 1, shared), k, v, *rest)
+    weights = weights.reshape(number, *weights.shape[2:])
+    return heads.reshape(q.shape[0], number, v.shape[2]), weights
+
+
+def _in_groups(x: Any, axis: int, number: int) -> Any:
+    """Splits the axis of heads into two: the groups, and the heads of each group."""
+    # Not -1, which is ambiguous if there are no queries.
+    of_each = x.shape[axis] // number
+    return x.reshape(*x.shape[:axis], number, of_each, *x.shape[axis + 1 :])
+
+
+def _one_query_kernel(inputs: Inputs) -> tuple[Array, Array]:
+    """The formula for one query, by elementwise products and sums.
+
+    On a CPU, a matrix product would first copy the whole cache, to move the heads to the
+    front. On a GPU the two take about the same time.
     """
-    if mask is None:
-        return None
-    if not is_array(mask):
-        raise wrong_type(layer, "an array", name, mask)
-    if name == "bias" and mask.dtype == bool:
-        given = f"{describe_node(mask)}. Pass bools as `mask=`."
-        raise TypeError(
-            f"{layer} takes numbers as `bias`, which are added; got {given}"
+    q, k, v, _, bias, scale, drop = inputs
+    number, shared, mask = q.shape[1], k.shape[1], inputs.mask
+
+    def summed(a, b, axis):
+        accumulate = accumulation_dtype(a, b)
+        return jnp.sum(a.astype(accumulate) * b.astype(accumulate), axis)
+
+    def product(q, k):
+        return summed(_in_groups(q, 1, shared), k[:, :, None], -1)
+
+    logits = _logits(q, k, scale, product)
+    logits = logits.reshape(k.shape[0], number).T[:, None]  # (heads, 1, kv)
+    mask, bias = (x[None] if x is not None and x.ndim == 2 else x for x in (mask, bias))
+    # The dtypes are those of the products in `_formula_kernel`.
+    weights = _softmax(logits, mask, bias)
+    weights = weights.astype(jnp.result_type(q.dtype, k.dtype))
+    axes = 0, None if drop.keys is None else 0
+    weights = jax.vmap(drop.on_head, axes)(weights, drop.keys)
+    shares = _in_groups(weights[:, 0].T, 1, shared)[..., None]
+    heads = summed(shares, v[:, :, None], 0)
+    heads = heads.astype(jnp.result_type(weights.dtype, v.dtype))
+    return heads.reshape(1, number, v.shape[2]), weights
+
+
+def _xla_kernel(inputs: Inputs) -> Array:
+    mask, bias = inputs.mask, inputs.bias
+    if bias is not None:
+        # JAX would return NaN for a query whose row is -inf throughout.
+        is_masked = jnp.isneginf(bias)
+        mask = combine_masks(mask, ~is_masked)
+        bias = jnp.where(is_masked, 0, bias)
+    q = inputs.q
+    if q.dtype == jnp.float16 and known_array(q) is None:
+        supported = lax.platform_dependent(
+            cpu=_on_cpu_p.bind, default=lambda: jnp.array(True)
         )
-    wanted = lengths, (heads, *lengths)
-    if mask.shape in wanted:
-        return jnp.asarray(mask)
-    if name == "bias" and any(_broadcasts(mask.shape, shape) for shape in wanted):
-        return jnp.asarray(mask)
-    cached = ""
-    if slots is not None:
-        cached = (
-            f" With a cache the keys are its {slots} slots, whose positions are "
-            f"`cache.position`, and then the {lengths[1] - slots} new tokens."
+        inputs = inputs._replace(q=jnp.where(supported, q, 0))
+    return _jax_kernel("xla", inputs, mask, bias)
+
+
+def _cudnn_kernel(inputs: Inputs) -> Array:
+    q = inputs.q
+    shape = q.shape[1], q.shape[0], inputs.k.shape[0]
+    causal, window, rest = _for_cudnn(inputs.visible, inputs.bias, *shape[1:])
+    # Its rules for `jax.vmap` do not broadcast over the heads.
+    mask, bias = (
+        None if x is None else jnp.broadcast_to(x, shape)
+        for x in (rest.as_mask(*shape[1:]), inputs.bias)
+    )
+    bias = None if bias is None else bias.astype(q.dtype)
+    size = None if window is None else (window - 1, 0)
+    options: dict[str, Any] = {"is_causal": causal, "local_window_size": size}
+    return _jax_kernel("cudnn", inputs, mask, bias, **options)
+
+
+def _for_cudnn(
+    visible: Visible, bias: Array | None, queries: int, keys: int
+) -> tuple[bool, int | None, Visible]:
+    """The causality and window that cuDNN applies itself, and the rest, for a mask.
+
+    Its own need no memory, whereas a mask has as many elements as the weights.
+    """
+    if not visible.is_causal or visible.positions is not None:
+        return False, None, visible
+    rest = visible._replace(is_causal=False)
+    # Only without a mask or bias, and for as many keys as queries, is a window its own.
+    if visible.mask is None and bias is None and queries == keys:
+        return True, visible.window, rest._replace(window=None)
+    return True, None, rest
+
+
+def _jax_kernel(
+    name: Any, inputs: Inputs, mask: Array | None, bias: Array | None, **options: Any
+) -> Array:
+    q, scale = inputs.q, inputs.scale
+
+    def with_batch(x: Any) -> Any:
+        return None if x is None else x.reshape((1,) * (4 - x.ndim) + x.shape)
+
+    if scale is not None:  # JAX only takes a Python number, but this may be traced
+        q = in_float32(lambda q: _scaled(q, q.shape[-1], scale), q)
+    # JAX's function mixes dtypes, which would fail under "strict" dtype promotion.
+    with jax.numpy_dtype_promotion("standard"):
+        out = jax.nn.dot_product_attention(
+            *(with_batch(x) for x in (q, inputs.k, inputs.v)),
+            bias=with_batch(bias),
+            mask=with_batch(mask),
+            scale=None if scale is None else 1.0,
+            implementation=name,
+            **options,
         )
-    raise ShapeError(
-        f"{layer} takes a `{name}` of shape {wanted[0]}, in (queries, keys), or "
-        f"{wanted[1]}, with the heads in front, but was given shape {mask.shape}."
-        f"{cached}"
+    return out.reshape(out.shape[1:])
+
+
+# The implementation
+
+
+def checked_implementation(layer: str, implementation: Any) -> Implementation:
+    """Returns `implementation` after validating it."""
+    if implementation not in (None, "xla", "cudnn", "auto"):
+        wanted = "None, 'xla', 'cudnn' or 'auto'"
+        raise wrong_value(layer, wanted, "implementation", implementation)
+    return implementation
+
+
+def _chosen(
+    name: Implementation, inputs: Inputs, return_weights: bool
+) -> Literal["xla", "cudnn"] | None:
+    """The implementation for a call; `None` is the formula."""
+    checked_implementation("Attention", name)
+    obstacle = _obstacle(inputs, return_weights)
+    if name == "auto":
+        if obstacle is not None:
+            return None
+        if _cudnn_serves(inputs):
+            return "cudnn"
+        return "xla" if _xla_serves(inputs.q) else None
+    if name is not None and obstacle is not None:
+        raise _unusable(name, obstacle)
+    return name
+
+
+def _unusable(name: str, obstacle: str) -> ValueError:
+    return ValueError(
+        f"The implementation {name!r} of attention cannot be used for this call: "
+        f"{obstacle}. Use `implementation=None`, or 'auto', which chooses for each call."
     )
 
 
-def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
-    return len(shape) == len(to) and all(
-        a in (1, b) for a, b in zip(shape, to, strict=True)
-    )
+def _raise_for_float16() -> Any:
+    raise _unusable("xla", "it is in float16, which JAX does not compile for CPUs")
+
+
+# Raises when a program is lowered for CPUs. While it is traced, its platform is unknown.
+_on_cpu_p = for_whole_batch(
+    "float16_on_cpu", _raise_for_float16, lambda: jnp.array(True)
+)
+
+
+def _obstacle(inputs: Inputs, return_weights: bool) -> str | None:
+    """Why JAX's own kernels cannot be used for a call."""
+    q, k, v = inputs.q, inputs.k, inputs.v
+    if q.shape[2] != v.shape[2]:
+        return f"its queries have size {q.shape[2]} and its values size {v.shape[2]}"
+    if not q.dtype == k.dtype == v.dtype:
+        dtypes = f"{q.dtype}, {k.dtype} and {v.dtype}"
+        return f"its queries, keys and values have the dtypes {dtypes}"
+    if inputs.drop.is_active():
+        return "its dropout is active"
+    if return_weights:
+        return "it does not return the weights"
+    return "there is no query" if q.shape[0] == 0 else None
+
+
+# Before jax 0.11.1, `jax.vmap` over only some of the arrays fails with cuDNN.
+_CAN_BE_MAPPED = jax.__version_info__ >= (0, 11, 1)
+
+
+def _cudnn_serves(inputs: Inputs) -> bool:
+    q, k = inputs.q, inputs.k
+    known = known_array(q)
+    device = default_device() if known is None else next(iter(known.devices()))
+    if platform_of(device) != "cuda" or float(device.compute_capability) < 8:
+        return False
+    if q.dtype not in (jnp.float16, jnp.bfloat16) or not _CAN_BE_MAPPED:
+        return False
+    # With jax 0.10 to 0.12, it has no gradient for odd lengths.
+    lengths_are_even = q.shape[0] % 2 == 0 and k.shape[0] % 2 == 0
+    return lengths_are_even and q.shape[2] % 8 == 0 and q.shape[2] <= 128
+
+
+def _xla_serves(q: Array) -> bool:
+    # In double precision, it would compute the softmax in float32. In float16, with jax
+    # 0.10 to 0.12, it asks for products that only some GPUs have, and not in all shapes.
+    # In bfloat16, its gradient mixes dtypes, also if the call is under "standard".
+    promotion = jax.config.jax_numpy_dtype_promotion  # pyright: ignore[reportAttributeAccessIssue]
+    if promotion == "strict" and q.dtype == jnp.bfloat16:
+        return False
+    return q.dtype not in (jnp.float16, jnp.float64)

@@ -15,7 +15,7 @@ from ..._errors import ShapeError
 from ..._tree import is_array
 from ..._tree.nodes import describe_node
 from ..._typing import ArrayLike
-from .._base.arguments import as_size, check_scalar
+from .._base.checks import as_size, check_integer, check_scalar, wrong_type
 
 
 def causal_mask(
@@ -65,7 +65,7 @@ def causal_mask(
     key_length = queries if key_length is None else key_length
     keys = _length("causal_mask", "key_length", key_length)
     check_window("causal_mask", window)
-    _check_integer("causal_mask", "offset", offset, "causal_mask(8, offset=n)")
+    _check_one_integer("causal_mask", "offset", offset, "causal_mask(8, offset=n)")
     rows = jnp.arange(queries, dtype=jnp.int32) + jnp.asarray(offset, jnp.int32)
     rows = rows[:, None]
     columns = jnp.arange(keys, dtype=jnp.int32)[None, :]
@@ -108,7 +108,7 @@ def padding_mask(
     keys = _length("padding_mask", "key_length", key_length)
     query_length = keys if query_length is None else query_length
     queries = _length("padding_mask", "query_length", query_length)
-    _check_integer("padding_mask", "length", length, "padding_mask(n, 8)")
+    _check_one_integer("padding_mask", "length", length, "padding_mask(n, 8)")
     places = jnp.arange(keys)
     is_token = places < jnp.asarray(length).astype(places.dtype)
     return jnp.broadcast_to(is_token, (queries, keys))
@@ -189,21 +189,61 @@ class Visible(NamedTuple):
         return combine_masks(*conditions)
 
 
+def checked_mask(
+    layer: str,
+    name: str,
+    mask: Any,
+    heads: int,
+    lengths: tuple[int, int],
+    slots: int | None = None,
+) -> Array | None:
+    """A mask or a bias as a JAX array, after validating its type and shape.
+
+    With a cache, the first `slots` keys are in it.
+    """
+    if mask is None:
+        return None
+    if not is_array(mask):
+        raise wrong_type(layer, "an array", name, mask)
+    if name == "bias" and mask.dtype == bool:
+        given = f"{describe_node(mask)}. Pass bools as `mask=`."
+        raise TypeError(
+            f"{layer} takes numbers as `bias`, which are added; got {given}"
+        )
+    wanted = lengths, (heads, *lengths)
+    broadcasts = name == "bias" and any(_broadcasts(mask.shape, to) for to in wanted)
+    if mask.shape in wanted or broadcasts:
+        return jnp.asarray(mask)
+    cached = ""
+    if slots is not None:
+        cached = (
+            f" With a cache the keys are its {slots} slots, whose positions are "
+            f"`cache.position`, and then the {lengths[1] - slots} new tokens."
+        )
+    raise ShapeError(
+        f"{layer} takes a `{name}` of shape {wanted[0]}, in (queries, keys), or "
+        f"{wanted[1]}, with the heads in front, but was given shape {mask.shape}."
+        f"{cached}"
+    )
+
+
+def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    return len(shape) == len(to) and all(
+        a in (1, b) for a, b in zip(shape, to, strict=True)
+    )
+
+
 def check_window(name: str, window: int | None) -> None:
     if window is not None:
         as_size(name, "window", window, 1)
 
 
-def _check_integer(function: str, name: str, value: Any, of_row: str) -> None:
+def _check_one_integer(function: str, name: str, value: Any, of_row: str) -> None:
     """Raises an error unless `value` is one integer."""
     fix = f" For a batch, wrap it: `jax.vmap(lambda n: {of_row})({name})`."
     check_scalar(f"`{function}`", name, value, fix)
     if not jax.export.is_symbolic_dim(value):
-        dtype = jnp.result_type(value)
-        if not jnp.issubdtype(dtype, jnp.integer):
-            raise TypeError(
-                f"`{function}` takes an integer as `{name}`; got one of dtype {dtype}."
-            )
+        check_integer(f"`{function}`", name, value)
 
 
 def _length(function: str, name: str, value: Any) -> Any:

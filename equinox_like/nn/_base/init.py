@@ -21,7 +21,7 @@ from ..._transforms.trace import filter_eval_shape
 from ..._tree import is_array, is_inexact_array
 from ..._tree.arrays import describe_array, is_concrete
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from .arguments import check_dtype, taker_name
+from .checks import check_dtype, taker_name
 from .precision import to_dtype
 
 
@@ -109,7 +109,7 @@ def _draw_flat(sample: Any, key: Any, shape: Any, dtype: Any, *args: Any) -> Arr
 Init = Callable[..., Any] | str | ArrayLike
 # Calls an initialiser for a stored shape: `layout(init, key, shape, dtype)`.
 # A new layout of other than two axes has their number as `ndim`: see `leading_axes`.
-Layout = Callable[[Callable[..., Any], Any, tuple[int, ...], Any], Any]
+WeightLayout = Callable[[Callable[..., Any], Any, tuple[int, ...], Any], Any]
 # The field names of layers' weights.
 WEIGHTS = ("weight", "weight_ih", "weight_hh")
 
@@ -195,15 +195,14 @@ def initialised(
     key: PRNGKeyArray,
     shape: tuple[int, ...],
     dtype: DTypeLike,
-    layout: Layout,
+    layout: WeightLayout,
     at: str,
 ) -> Array:
     """The value by `init` for a parameter of this stored shape; errors name it `at`."""
     try:
-        if isinstance(init, str):
-            init = _factory(init, at)()
-        if callable(init):
-            values = layout(_returning_values(init), key, shape, dtype)
+        if isinstance(init, str) or callable(init):
+            init = _initialiser(init, at)
+            values = layout(init, key, shape, dtype)
         else:
             values = init
         values = jnp.asarray(values)
@@ -220,21 +219,7 @@ def initialised(
     return to_dtype(values, dtype)
 
 
-def _returning_values(init: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
-        values = init(*args)
-        if callable(values):
-            name = getattr(init, "__name__", "init")
-            raise TypeError(
-                f"An initialiser returns an array; {name} returned a function, since it "
-                f"makes initialisers. Call it first: `{name}()`."
-            )
-        return values
-
-    return call
-
-
-def layout_of(layer: Any, name: str) -> Layout:
+def layout_of(layer: Any, name: str) -> WeightLayout:
     """The layout of a parameter: from the layer's `_layouts`, by default as stored."""
     return getattr(layer, "_layouts", {}).get(name, as_stored)
 
@@ -267,7 +252,7 @@ def channels_first(init: Any, key: Any, shape: tuple[int, ...], dtype: Any) -> A
     return jnp.moveaxis(values, (-1, -2), (0, 1))
 
 
-def gates(number: int) -> Layout:
+def gates(number: int) -> WeightLayout:
     """The layout of gates, stacked along `out` of `(out, in)`: each is drawn alone."""
 
     def layout(init: Any, key: Any, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -278,26 +263,32 @@ def gates(number: int) -> Layout:
     return layout
 
 
-def _factory(name: str, at: str) -> Callable[[], Any]:
-    # In `jax.nn.initializers` these two are initialisers, not factories of one.
-    if name in ("zeros", "ones"):
-        return lambda: getattr(jax.nn.initializers, name)
-    factory = getattr(jax.nn.initializers, name, None)
-    if name.startswith("_") or not callable(factory):
-        raise ValueError(
-            f"`jax.nn.initializers` has no initialiser {name!r}, which was requested "
-            f"for `{at}`.{did_you_mean(name, dir(jax.nn.initializers), '{!r}')}"
-        )
-    if name in ("orthogonal", "delta_orthogonal"):
-        return lambda: _at_least_single(factory())
-    return factory
-
-
-def _at_least_single(init: Any) -> Callable[..., Any]:
-    """`init`, whose QR decomposition takes no half precision."""
+def _initialiser(init: str | Callable[..., Any], at: str) -> Callable[..., Any]:
+    """`init`, or the initialiser of JAX of this name, for a parameter `at` a place."""
+    function: Any = init
+    if isinstance(init, str):
+        function = getattr(jax.nn.initializers, init, None)
+        if init.startswith("_") or not callable(function):
+            near = did_you_mean(init, dir(jax.nn.initializers), "{!r}")
+            raise ValueError(
+                f"`jax.nn.initializers` has no initialiser {init!r}, which was requested "
+                f"for `{at}`.{near}"
+            )
+        # These two are initialisers, the others make one.
+        function = function if init in ("zeros", "ones") else function()
+    decomposes = isinstance(init, str) and init in ("orthogonal", "delta_orthogonal")
 
     def call(key: Any, shape: Any, dtype: Any) -> Any:
-        return init(key, shape, jnp.float32 if jnp.finfo(dtype).bits < 32 else dtype)
+        # A QR decomposition takes no half precision.
+        is_half = decomposes and jnp.finfo(dtype).bits < 32
+        values = function(key, shape, jnp.float32 if is_half else dtype)
+        if callable(values):
+            name = getattr(function, "__name__", "init")
+            raise TypeError(
+                f"An initialiser returns an array; {name} returned a function, since it "
+                f"makes initialisers. Call it first: `{name}()`."
+            )
+        return values
 
     return call
 

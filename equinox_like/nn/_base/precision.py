@@ -1,4 +1,4 @@
-"""The context behind `precision`, the dtype in which layers compute; casts of trees.
+"""The context behind `precision`, the dtype in which layers compute, and casts of trees.
 
 The decorator `computes` on the call of a layer applies the context to it.
 """
@@ -18,9 +18,8 @@ from ..._core.context import Context
 from ..._tree import is_array
 from ..._tree.deleted import raise_if_deleted_here
 from ..._typing import DTypeLike
-from .arguments import check_dtype
-from .inputs import jax_array
-from .stateful import explain_wrong_call
+from .checks import check_dtype, jax_array
+from .state import explain_wrong_call
 
 _T = TypeVar("_T")
 _Tree = TypeVar("_Tree")

@@ -1,14 +1,19 @@
-"""`State`: values that layers carry between calls, kept outside of the model.
+"""`State`, what layers keep between calls, and how layers are called with it.
 
 A layer holds a `StateIndex`: a marker, and the initial value of the state. The `State`
 maps markers to values. Setting a value returns a new state and invalidates the old one,
-so that using an old state raises an error.
+so that using an old state raises an error. `StatefulLayer` is the base class of layers
+that take and return a state.
 """
 
+import abc
+import enum
 import functools
 import re
+import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,17 +22,24 @@ import wadler_lindig as wl
 from jaxtyping import Array
 
 from ..._annotations import signature_of
+from ..._compat.tracing import is_vmapped
+from ..._core.base import Transformed
+from ..._core.context import is_inference
+from ..._core.difference import tree_differences
+from ..._errors import warn
 from ..._io.faults import BEFORE_STATE
-from ..._module import Module, field
+from ..._module import Frozen, Module, field
 from ..._module.construct import filled
-from ..._tree import is_array_like, tree_pformat
+from ..._transforms.vmap import Vmapped
+from ..._tree import is_array, is_array_like, tree_pformat
 from ..._tree.arrays import is_weak
 from ..._tree.cached import Attribute, Cached, forget
 from ..._tree.nodes import describe_node, path_str
 from ..._tree.partitioning import map_nodes
 from ..._tree.registry import register_cached
-from .arguments import check_function, check_not_layer_class, wrong_type
-from .inputs import described
+from ..._tree.require import explain_call, may_be_key
+from ..._typing import NOT_GIVEN
+from .checks import check_function, check_not_layer_class, described, wrong_type
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -48,17 +60,6 @@ class Marker:
 
     def __pdoc__(self, **kwargs: Any) -> Any:
         return wl.TextDoc("<unnamed>")
-
-
-class RowMarker(NamedTuple):
-    """The marker of layers that were taken out of a `Stacked`.
-
-    The State of the whole has one value for all layers, and so none for this marker.
-    """
-
-    whole: Any
-    rows: int | range
-    depth: int
 
 
 class _Deleted(Module):
@@ -198,7 +199,7 @@ class State(Cached):
         """
         values = self._alive()
         marker = self._marker(item)
-        value = _like(value, values[marker], _name(marker, self._markers))
+        value = _fitting(value, values[marker], _name(marker, self._markers))
         return self._replaced(values | {marker: value})
 
     def substate(self, pytree: Any) -> "State":
@@ -221,9 +222,8 @@ class State(Cached):
         """
         values = self._alive()
         if type(substate) is not State:
-            raise ValueError(
-                f"`State.update` takes a State; got {describe_node(substate)}."
-            )
+            given = describe_node(substate)
+            raise ValueError(f"`State.update` takes a State; got {given}.")
         new = substate._alive()
         unknown = [m for m in new if m not in values]
         if unknown:
@@ -256,13 +256,6 @@ class State(Cached):
                 f"A State is indexed by a StateIndex; got {describe_node(index)}."
             )
         if index.marker not in self._alive():
-            if isinstance(index.marker, RowMarker):
-                raise KeyError(
-                    f"`{index.marker.whole}` belongs to layers taken out of a Stacked, "
-                    "whose State has one value for all of its layers. Call the whole "
-                    "Stacked with it: `out, state = stacked(x, state)`. Or take the "
-                    "layers within `make_with_state`, which makes a State for them."
-                )
             known = ", ".join(map(str, _by_name(self._alive()))) or "nothing"
             is_named = isinstance(index.marker, str)
             raise KeyError(
@@ -318,18 +311,15 @@ def make_with_state(make_model: Callable[_P, _T]) -> Callable[_P, tuple[_T, Stat
     # The call of the class: a wrapper of a factory has the signature of the factory.
     cls: Any = type(make_model)
     if issubclass(cls, Module) and "state" in signature_of(cls.__call__).parameters:
-        name = cls.__name__
-        fix = (
-            f" Write `make_with_state({name})(...)`, with the arguments of `{name}` in "
-        )
-        wanted = "a class, or a function that returns a model,"
-        raise wrong_type(
+        taker, wanted = (
             "`make_with_state`",
-            wanted,
-            "make_model",
-            make_model,
-            fix + "the second call.",
+            "a class, or a function that returns a model,",
         )
+        fix = (
+            f" Write `make_with_state({cls.__name__})(...)`, with the arguments of "
+            f"`{cls.__name__}` in the second call."
+        )
+        raise wrong_type(taker, wanted, "make_model", make_model, fix)
 
     @functools.wraps(make_model)
     def make(*args: _P.args, **kwargs: _P.kwargs) -> tuple[_T, State]:
@@ -400,21 +390,16 @@ def _state(values: dict[Any, Any]) -> State:
     return state
 
 
-def _like(value: Any, old: Any, name: str) -> Any:
+def _fitting(value: Any, old: Any, name: str) -> Any:
     """`value` as arrays; raises unless structure, shapes and dtypes equal `old`'s."""
     value = jax.tree.map(jnp.asarray, value)
-    new_structure, old_structure = jax.tree.structure(value), jax.tree.structure(old)
-    if new_structure != old_structure:
-        raise ValueError(
-            f"The value of `{name}` cannot change its structure from {old_structure} to "
-            f"{new_structure}."
-        )
-    leaves = zip(jtu.tree_leaves_with_path(value), jax.tree.leaves(old), strict=True)
-    for (path, new_leaf), old_leaf in leaves:
-        if new_leaf.shape != old_leaf.shape or new_leaf.dtype != old_leaf.dtype:
+    (new, treedef), (olds, old_treedef) = map(jax.tree.flatten, (value, old))
+    form, old_form = ([(x.shape, x.dtype) for x in xs] for xs in (new, olds))
+    if treedef != old_treedef or form != old_form:
+        for found in tree_differences(name, old, value, is_array, described):
             raise ValueError(
-                f"The value of `{path_str(path, name)}` cannot change from "
-                f"{described(old_leaf)} to {described(new_leaf)}."
+                f"The value of `{found.path}` cannot change from {found.before} to "
+                f"{found.after}."
             )
     return jax.tree.map(_as_strong, value, old)
 
@@ -455,3 +440,177 @@ def _unflatten(markers: tuple[Any, ...], values: Iterable[Any]) -> State:
 jtu.register_pytree_with_keys(State, _flatten_with_keys, _unflatten, _flatten)
 # A State is not frozen: once it is old, flattening must raise, not use cached values.
 register_cached(State, _flatten, _unflatten, lambda _: ("_values", "_markers"), False)
+
+
+class StatefulLayer(Module):
+    """Abstract base class of the layers that read or write a state.
+
+    A subclass is called as `layer(x, state, *, key=None)` and returns `(out, new_state)`.
+    Its second argument must be named `state`, because containers pass it by name.
+    [`equinox_like.nn.Sequential`][] passes the state through its members that are
+    instances of this class.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        class CountCalls(eqx.nn.StatefulLayer):
+            def __call__(self, x, state, *, key=None):
+                return x, state + 1
+
+        model = eqx.nn.Sequential([CountCalls(), CountCalls()])
+        out, state = model(jnp.ones(3), jnp.asarray(0))
+        assert state == 2
+        ```
+    """
+
+    # For type checkers a subclass may have any parameters, so it needs no `key`.
+    @abc.abstractmethod
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """**Returns:** the output for one example, and the new state."""
+
+    def is_stateful(self) -> bool:
+        """Whether this instance takes a state: `True` unless a subclass says otherwise."""
+        return True
+
+
+def explain_wrong_call(error: TypeError, layer: Any, args: Any, kwargs: Any) -> None:
+    """Has the error of a call that does not fit the signature say what to write."""
+    returned = "out, state = " if is_stateful(layer) else ""
+    explain_call(error, layer, args, kwargs, f"{returned}layer({{}})")
+    said = str(error)
+    if "'state'. Write" in said:
+        error.args = (said + MAKE_WITH_STATE,)
+    elif f"{type(layer).__name__} takes " in said and "by name" not in said:
+        if any(map(may_be_key, args[1:])):  # in the place of another argument
+            error.args = (f"{said} Pass the key by name: `key=key`.",)
+
+
+def check_not_key(layer: Any, state: Any) -> None:
+    """Raises `TypeError` if a call without stateful layers was given a key as `state`.
+
+    They return a state as it is, so the key would not be used. A stateful layer of a
+    user may have a key as its state.
+    """
+    is_given = state is not NOT_GIVEN
+    if is_given and may_be_key(state) and not is_stateful(layer):
+        raise TypeError(
+            f"{type(layer).__name__} takes a state as its second argument; got a PRNG "
+            "key. Pass the key by name: `layer(x, key=key)`."
+        )
+
+
+def is_stateful(layer: Any) -> bool:
+    """Whether to call a layer with a state."""
+    if isinstance(layer, Frozen):
+        return is_stateful(layer.value)
+    return isinstance(layer, StatefulLayer) and layer.is_stateful()
+
+
+def call_stateless(what: str, layer: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Calls a layer without a state. `what` is its name in the error if it needs one."""
+    try:
+        return layer(*args, **kwargs)
+    except TypeError:
+        _check_not_plain_class(what, layer, args, kwargs)
+        raise
+
+
+def _check_not_plain_class(what: str, layer: Any, args: Any, kwargs: Any) -> None:
+    """Raises `TypeError` if a layer lacks a state that its class does not ask for."""
+    while isinstance(layer, Frozen):
+        layer = layer.value
+    if isinstance(layer, StatefulLayer):
+        return
+    try:
+        signature = signature_of(layer)
+        passed = signature.bind_partial(*args, **kwargs).arguments
+    except (TypeError, ValueError):  # a function in C may have no signature
+        return
+    state = signature.parameters.get("state")
+    if state is not None and state.default is state.empty and "state" not in passed:
+        raise TypeError(
+            f"{what} is {describe_node(layer)}, which needs a `state`, but is not a "
+            "`StatefulLayer`. Derive its class from `equinox_like.nn.StatefulLayer` in "
+            "place of `Module`, so that the state is passed to it."
+        ) from None
+
+
+def takes_key(layer: Any) -> bool:
+    """Whether to call a layer, or a plain function, with a `key`."""
+    return _use_of_key(layer) is not _Use.NEVER
+
+
+def key_for(layer: Any, key: Any) -> dict[str, Any]:
+    """The keyword arguments of a call of a layer with `key`, which may be `None`."""
+    use = _use_of_key(layer)
+    is_passed = use is _Use.ALWAYS or (use is _Use.IF_GIVEN and key is not None)
+    return {"key": key} if is_passed else {}
+
+
+class _Use(enum.Enum):
+    """When to pass a `key`. With a default of its own, `None` is not passed."""
+
+    NEVER = enum.auto()
+    IF_GIVEN = enum.auto()
+    ALWAYS = enum.auto()
+
+
+def _use_of_key(layer: Any) -> _Use:
+    if isinstance(layer, Frozen):
+        return _use_of_key(layer.value)
+    if isinstance(layer, Vmapped):
+        # Keywords need a dictionary, and by default it would map over the single key.
+        axes = layer._in_axes
+        is_named = isinstance(axes, dict) and "key" in axes
+        return _use_of_key(layer.__wrapped__) if is_named else _Use.NEVER
+    if isinstance(layer, Transformed):
+        return _use_of_key(layer.__wrapped__)
+    function = type(layer).__call__ if isinstance(layer, Module) else layer
+    wraps = getattr(layer, "__wrapped__", None) not in (None, layer.__call__)  # pyright: ignore[reportAttributeAccessIssue]
+    if (wraps or function is layer) and is_vmapped(layer):
+        return _Use.NEVER
+    shows_another = wraps or hasattr(layer, "__signature__")
+    if shows_another or type(function) is not types.FunctionType:
+        return _use_by_signature(layer)
+    # Reading a signature takes as long as an eager call of a layer.
+    known = _known_uses.get(function)
+    if known is None:
+        known = _known_uses[function] = _use_by_signature(function)
+    return known
+
+
+_known_uses: weakref.WeakKeyDictionary[Any, _Use] = weakref.WeakKeyDictionary()
+
+
+def _use_by_signature(function: Any) -> _Use:
+    try:
+        parameters = signature_of(function).parameters.values()
+    except (TypeError, ValueError):  # a function in C may have no signature
+        return _Use.NEVER
+    for p in parameters:
+        if p.kind is p.VAR_KEYWORD:
+            return _Use.ALWAYS
+        if p.name == "key" and p.kind is not p.POSITIONAL_ONLY:
+            return _Use.ALWAYS if p.default is p.empty else _Use.IF_GIVEN
+    return _Use.NEVER
+
+
+def at_inference(layer: Any, inference: Any) -> Any:
+    """Whether a layer called with `inference` is at inference.
+
+    The result may be an array, if the layer's own field `inference` is one.
+    """
+    flag = layer.inference
+    # `is False`, because the flag may be an array, whose value may be traced.
+    if inference is None and flag is False and is_inference():
+        name = type(layer).__name__
+        warn(
+            f"{name} was called within `equinox_like.inference()`, but it has "
+            "`inference=False`, which takes precedence. To make the model follow the "
+            "context, use `model = nn.inference_mode(model, None)`; if this is "
+            f"intended, pass `inference=False` to the call of {name}."
+        )
+    return is_inference(inference, flag)

@@ -11,18 +11,24 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
 from ..._compat.axes import pmean, psum
-from ..._errors import ShapeError
+from ..._errors import ShapeError, warn
 from ..._module import field
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from ..._warn import warn
-from .._base.arguments import as_axis, as_eps, as_number, as_size, wrong_value
+from .._base.checks import (
+    as_axis,
+    as_eps,
+    as_number,
+    as_size,
+    check_channels_first,
+    check_input,
+    jax_array,
+    parameter_shape,
+    wrong_value,
+)
 from .._base.init import parameter_dtype
-from .._base.inputs import jax_array
 from .._base.precision import accumulation_dtype, computes, saturated
-from .._base.sharding import explicit_mesh, parts, placed
-from .._base.state import State, StateIndex, check_state
-from .._base.stateful import StatefulLayer, at_inference
-from .batch_layout import Layout, laid_out
+from .._base.sharding import explicit_mesh, like, parts, placed
+from .._base.state import State, StatefulLayer, StateIndex, at_inference, check_state
 from .norm import nan_if_infinite, parameters, squared
 
 _Mode = Literal["batch", "ema", "legacy"]
@@ -223,10 +229,10 @@ class BatchNorm(StatefulLayer):
         """
         check_state(self, state)
         for_inference = bool(at_inference(self, inference))
-        x, layout = laid_out(self, x, mask, for_inference)
+        x, channel = _laid_out(self, x, mask, for_inference)
         of_steps, of_averages = _indices(self)
         running = _Running(state.get(of_steps), *state.get(of_averages))
-        _check_running(running, x.shape[layout.channel_axis])
+        _check_running(running, x.shape[channel.axis])
         stored = running.mean.dtype
         is_complex = jnp.issubdtype(stored, jnp.complexfloating)
         if not for_inference and jnp.iscomplexobj(x) and not is_complex:
@@ -243,11 +249,11 @@ class BatchNorm(StatefulLayer):
         with jax.numpy_dtype_promotion("standard"):
             out_dtype = jnp.result_type(x.dtype, own)
         x = x.astype(work)
-        if layout.mask is not None:
+        if channel.mask is not None:
             # The gradient of what does not count is zero, and zero times NaN is NaN.
-            x = jnp.where(layout.mask | jnp.isfinite(x), x, 0)
+            x = jnp.where(channel.mask | jnp.isfinite(x), x, 0)
         running = running.astype(work)
-        count = None if for_inference else _count(self, x, layout)
+        count = None if for_inference else _count(self, x, channel)
         known = count if isinstance(count, int) else None
         if known == 1 and self.mode == "batch":
             raise ShapeError(
@@ -258,7 +264,7 @@ class BatchNorm(StatefulLayer):
         if for_inference or known == 0:
             used = _for_inference(self, running)
         else:
-            batch = _batch_moments(self, x, layout, count)
+            batch = _batch_moments(self, x, channel, count)
             used, new = _blend(self, running, batch)
             if mask is not None:
                 # A single number has no variance: the running averages are used and kept.
@@ -266,13 +272,13 @@ class BatchNorm(StatefulLayer):
                 new = _where(batch.count > 1, new, running)
             steps, *averages = new.astype(stored)
             state = state.set(of_steps, steps).set(of_averages, tuple(averages))
-        variance = layout.spread(used.variance, x) + jnp.asarray(self.eps, work)
-        y = (x - layout.spread(used.mean, x)) / jnp.sqrt(variance)
+        variance = channel.spread(used.variance, x) + jnp.asarray(self.eps, work)
+        y = (x - channel.spread(used.mean, x)) / jnp.sqrt(variance)
         if self.channelwise_affine:
             # The flag decides, not whether the parameters are `None`.
             weight, bias = jax_array(self.weight), jax_array(self.bias)
-            y = layout.spread(weight.astype(work), y) * y
-            y = y + layout.spread(bias.astype(work), y)
+            y = channel.spread(weight.astype(work), y) * y
+            y = y + channel.spread(bias.astype(work), y)
         return y.astype(out_dtype), state
 
 
@@ -288,6 +294,100 @@ def _checked_mode(mode: _Mode, axis_name: Any) -> Literal["batch", "ema"]:
         "usual way to normalise, or `mode='ema'` to keep the default."
     )
     return "ema"
+
+
+class _ChannelAxis(NamedTuple):
+    """The channel axis of an input, and a mask of the examples that count."""
+
+    ndim: int
+    axis: int
+    # It can be broadcast against the input; `None` if all examples count.
+    mask: Array | None
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        return tuple(i for i in range(self.ndim) if i != self.axis)
+
+    def spread(self, per_channel: Array, x: Array) -> Array:
+        shape = [1] * self.ndim
+        shape[self.axis] = -1
+        return like(per_channel.reshape(shape), x)
+
+
+def _laid_out(
+    norm: Any, x: ArrayLike, mask: Any, inference: bool
+) -> tuple[Array, _ChannelAxis]:
+    channels = norm.input_size
+    if norm.channelwise_affine:
+        (channels,) = parameter_shape(norm, "weight", 1) or (channels,)
+    batch_axis = norm.batch_axis
+    if batch_axis is None or (inference and _is_one_example(norm, x, mask, channels)):
+        spatial = norm.num_spatial_dims
+        if spatial is None:
+            check_channels_first(norm, x, channels)
+        else:
+            check_input(norm, x, (channels,) + (None,) * spatial)
+        x = jax_array(x)
+        channel = _ChannelAxis(x.ndim, 0, None)
+        wanted, spread = (), ()
+    else:
+        x = _checked_batch(norm, x, batch_axis, channels)
+        batch_axis %= x.ndim
+        channel = _ChannelAxis(x.ndim, 1 if batch_axis == 0 else 0, None)
+        wanted = (x.shape[batch_axis],)
+        spread = tuple(-1 if i == batch_axis else 1 for i in range(x.ndim))
+    if mask is None:
+        return x, channel
+    check_input(norm, mask, wanted, "mask")
+    return x, channel._replace(mask=jax_array(mask).astype(bool).reshape(spread))
+
+
+def _is_one_example(norm: Any, x: Any, mask: Any, channels: int) -> bool:
+    """Whether `x`, at inference, has no batch axis."""
+    shape, batch_axis = jnp.shape(x), norm.batch_axis
+    if norm.num_spatial_dims is not None:
+        return len(shape) == norm.num_spatial_dims + 1
+    if mask is not None:
+        return jnp.shape(mask) == ()
+    if len(shape) < 2:
+        return True
+    if batch_axis % len(shape) != 0:
+        # The channels come first in a batch and in one example, so they cannot decide.
+        return False
+    if shape[:2] == (channels, channels) and channels > 1:
+        raise ShapeError(
+            f"BatchNorm was given shape {shape} at inference, with {channels} "
+            f"channels. That may be a batch of {channels} examples, or one example. "
+            f"Build the layer with `num_spatial_dims={len(shape) - 2}` if it is a "
+            f"batch, or `num_spatial_dims={len(shape) - 1}` if it is one example."
+        )
+    return shape[0] == channels != shape[1]
+
+
+def _checked_batch(norm: Any, x: Any, batch_axis: int, channels: int) -> Array:
+    shape = jnp.shape(x)
+    ndim = len(shape)
+    in_range = ndim >= 2 and -ndim <= batch_axis < ndim
+    channel_axis = 1 if in_range and batch_axis % ndim == 0 else 0
+    spatial = norm.num_spatial_dims
+    is_example = in_range and shape[channel_axis] != channels == shape[0]
+    if spatial is not None:
+        is_example = ndim == spatial + 1
+    if is_example or not in_range:
+        has_name = norm.axis_name is not None
+        form = "with `batch_axis`" if has_name else "without an `axis_name`"
+        raise ShapeError(
+            f"BatchNorm {form} takes a whole batch in training, with its "
+            f"examples along axis {batch_axis} and {channels} channels along the next, "
+            f"but was given shape {shape}. Add a batch axis. Or, under a `jax.vmap` over "
+            "the examples, name its axis: "
+            f'`BatchNorm({channels}, axis_name="batch", mode="batch")`, called under '
+            '`jax.vmap(..., axis_name="batch")`.'
+        )
+    wanted: list[int | None] = [None] * (ndim if spatial is None else spatial + 2)
+    wanted[channel_axis] = channels
+    check_input(norm, x, wanted)
+    return jax_array(x)
 
 
 class _Running(NamedTuple):
@@ -354,28 +454,30 @@ def _for_inference(norm: BatchNorm, running: _Running) -> _Moments:
     return _Moments(running.mean / divisor, variance / divisor)
 
 
-def _count(norm: BatchNorm, x: Array, layout: Layout) -> Any:
+def _count(norm: BatchNorm, x: Array, channel: _ChannelAxis) -> Any:
     """How many numbers of each channel count; an array only if there is a mask."""
-    size = math.prod(x.shape[i] for i in layout.others)
-    if layout.mask is not None:
+    size = math.prod(x.shape[i] for i in channel.others)
+    if channel.mask is not None:
         # In floats, since a large batch has more numbers than an int32 can count.
-        counted = layout.mask.sum(dtype=x.real.dtype)
-        size = counted * (size // max(layout.mask.size, 1))
+        counted = channel.mask.sum(dtype=x.real.dtype)
+        size = counted * (size // max(channel.mask.size, 1))
     return _over_names(psum, size, norm)
 
 
-def _batch_moments(norm: BatchNorm, x: Array, layout: Layout, count: Any) -> _Moments:
+def _batch_moments(
+    norm: BatchNorm, x: Array, channel: _ChannelAxis, count: Any
+) -> _Moments:
     """The mean and variance of each channel, over the whole batch."""
 
     def mean(values: Array) -> Array:
-        if layout.mask is None:
-            return _over_names(pmean, jnp.mean(values, layout.others), norm)
-        total = jnp.sum(jnp.where(layout.mask, values, 0), layout.others)
+        if channel.mask is None:
+            return _over_names(pmean, jnp.mean(values, channel.others), norm)
+        total = jnp.sum(jnp.where(channel.mask, values, 0), channel.others)
         total = _over_names(psum, total, norm)
         return total / jnp.maximum(count, 1).astype(total.real.dtype)
 
     center = mean(x)
-    off = x - layout.spread(center, x)
+    off = x - channel.spread(center, x)
     variance = jnp.maximum(nan_if_infinite(mean(squared(off))), 0).astype(x.dtype)
     return _Moments(center, variance, count)
 

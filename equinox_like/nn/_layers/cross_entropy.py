@@ -1,4 +1,4 @@
-"""`linear_cross_entropy`: the loss of a linear output layer without its logits.
+"""`linear_cross_entropy`: the loss of a linear output layer, block by block.
 
 A scan goes over blocks of the vocabulary. It carries the logsumexp of the logits so far,
 and the logit of the label. Its step is checkpointed, so the backward pass computes the
@@ -17,8 +17,7 @@ from jaxtyping import Array
 
 from ..._errors import ShapeError
 from ..._typing import ArrayLike
-from .._base.arguments import as_number, as_size, wrong_type
-from .._base.inputs import as_array
+from .._base.checks import as_array, as_number, as_size, wrong_type
 from .._base.precision import accumulation_dtype, cast_to_precision, product_with_rows
 from .._base.sharding import parts, split_as, varying_as
 

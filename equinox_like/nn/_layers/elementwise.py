@@ -7,17 +7,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from ..._errors import MissingKeyError, ShapeError
+from ..._errors import MissingKeyError, ShapeError, warn
 from ..._module import Module, field
 from ..._tree import is_array_like
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from ..._warn import warn
-from .._base.arguments import as_axes, check_dtype
+from .._base.checks import as_array, as_axes, check_dtype, jax_array
 from .._base.init import draw, key_named
-from .._base.inputs import as_array, jax_array
 from .._base.precision import accumulation_dtype, computes, in_float32
 from .._base.sharding import like
-from .._base.stateful import at_inference
+from .._base.state import at_inference
 
 _T = TypeVar("_T")
 

@@ -1,6 +1,7 @@
-"""Tables of vectors: `Embedding` by index, `LearnedPositionalEmbedding` by position."""
+"""Embeddings of indices and of positions: tables of vectors, sines and cosines."""
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,9 +19,19 @@ from ..._tree.filters import is_array, is_number
 from ..._tree.nodes import describe_node
 from ..._tree.require import may_be_key
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from .._base.arguments import as_size
+from .._base.checks import (
+    as_array,
+    as_even_size,
+    as_size,
+    as_theta,
+    check_columns,
+    check_input,
+    check_integer,
+    check_scalar,
+    jax_array,
+    parameter_shape,
+)
 from .._base.init import Init, draw, first_value, key_named, parameter_dtype
-from .._base.inputs import check_columns, check_input, jax_array, parameter_shape
 from .._base.precision import cast_to_precision, computes, in_float32, summed_in_float32
 from .._base.sharding import (
     explicit_mesh,
@@ -31,7 +42,6 @@ from .._base.sharding import (
     split_as,
     thawed,
 )
-from .position import row_positions
 
 
 class Embedding(Module):
@@ -86,14 +96,13 @@ class Embedding(Module):
         shape.
         """
         if weight is None:
-            sizes = num_embeddings, embedding_size
-            if None in sizes or key is None:
+            if num_embeddings is None or embedding_size is None or key is None:
                 raise ValueError(
                     "Embedding takes either a `weight`, or all of `num_embeddings`, "
                     "`embedding_size` and `key`."
                 )
-            named = zip(("num_embeddings", "embedding_size"), sizes, strict=True)
-            shape = tuple(as_size(self, *each) for each in named)
+            rows = as_size(self, "num_embeddings", num_embeddings)
+            shape = rows, as_size(self, "embedding_size", embedding_size)
             with key_named(key, self):
                 if weight_init is None:
                     own_dtype = parameter_dtype(self, dtype)
@@ -281,10 +290,7 @@ class LearnedPositionalEmbedding(Module):
             rows = placed(lambda table: table[offset : offset + length], where, weight)
             return _plus(x, rows)
         places = row_positions(self, length, offset, positions)
-        if not jnp.issubdtype(places.dtype, jnp.integer):
-            raise TypeError(
-                f"{type(self).__name__} takes integers as positions; got {places.dtype}."
-            )
+        check_integer(self, "positions", places)
         if jnp.iinfo(places.dtype).bits < 32:
             # The number of rows may not fit into a small dtype.
             places = places.astype(jnp.int32)
@@ -337,11 +343,7 @@ def _check_index(embedding: Embedding, x: Any) -> None:
         )
     check_input(embedding, x, ())
     rows = parameter_shape(embedding, "weight", 2)
-    if not jnp.issubdtype(jnp.result_type(x), jnp.integer):
-        raise TypeError(
-            f"Embedding takes an integer as its index; got one of dtype "
-            f"{jnp.result_type(x)}. Convert it with `.astype(int)`."
-        )
+    check_integer(embedding, "x", x, " Convert it with `.astype(int)`.")
     if rows is not None and not isinstance(x, jax.Array):
         # Reading a Python or NumPy number does not wait for a device.
         number: Any = x
@@ -394,3 +396,280 @@ def _check_range(embedding: Any, positions: np.ndarray, number: int) -> None:
 def _gather(table: Array, positions: Array) -> Array:
     # Clipped, because JAX would count negative positions from the end.
     return table[jnp.clip(positions, 0, len(table) - 1)]
+
+
+class RotaryPositionalEmbedding(Module):
+    r"""Rotates pairs of features by angles that grow with the position.
+
+    With $d$ the size of the embedding, and $j < d / 2$, the features $j$ and $j + d/2$ of
+    row $i$ are rotated by the angle $i\, \theta^{-2 j / d}$:
+
+    $$y_{i, j} = x_{i, j} \cos - x_{i, j + d/2} \sin, \qquad
+    y_{i, j + d/2} = x_{i, j + d/2} \cos + x_{i, j} \sin.$$
+
+    The product of a rotated query and a rotated key then depends on the difference of
+    their positions. From [RoFormer](https://arxiv.org/abs/2104.09864) (Su et al. 2021),
+    which pairs the features $2j$ and $2j + 1$: that is `interleaved=True`. Models that were
+    extended to longer sequences, such as Llama 3.1, have other `frequencies` in place of
+    $\theta^{-2 j / d}$; see [YaRN](https://arxiv.org/abs/2309.00071) (Peng et al. 2023).
+
+    [`equinox_like.nn.MultiheadAttention`][] applies it to queries and keys, if it is built
+    with `rotary=`.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        rope = eqx.nn.RotaryPositionalEmbedding(4)
+        x = jnp.ones((5, 8))
+        assert jnp.allclose(rope(x[:, :4])[3:], rope(x[3:, :4], offset=3), atol=1e-6)
+
+        key = jax.random.key(0)
+        attention = eqx.nn.MultiheadAttention(2, 8, rotary=rope, key=key)
+        assert attention(x, x, x, is_causal=True).shape == (5, 8)
+        ```
+    """
+
+    embedding_size: int = field(static=True)
+    theta: float = field(static=True)
+    dtype: Any = field(static=True)
+    interleaved: bool = field(static=True, default=False)
+    frequencies: tuple[float, ...] | None = field(static=True, default=None)
+
+    def __init__(
+        self,
+        embedding_size: int,
+        theta: float = 10_000.0,
+        dtype: DTypeLike | None = None,
+        *,
+        interleaved: bool = False,
+        frequencies: Sequence[float | int] | np.ndarray | Array | None = None,
+    ):
+        """**Arguments:**
+
+        - `embedding_size`: the number of features, which must be even.
+        - `theta`: the base of the frequencies: pair `j` rotates by `theta ** (-2 * j /
+            embedding_size)` at position 1.
+        - `dtype`: of the cosines and sines; by default float32, or float64 if
+            `jax_enable_x64` is on.
+        - `interleaved`: if `True`, pair the features `2 * j` and `2 * j + 1`.
+        - `frequencies`: the angle of each pair at position 1, in place of those of
+            `theta`: `embedding_size // 2` numbers, which are static.
+
+        **Raises:**
+
+        `ValueError` if `embedding_size` is negative or odd, `theta` is not a number
+        above 0, `dtype` is not floating or complex, or `frequencies` has another length.
+        """
+        self.embedding_size = as_even_size(self, "embedding_size", embedding_size)
+        self.theta = as_theta(self, theta)
+        self.dtype = np.dtype(parameter_dtype(self, dtype))
+        self.interleaved = interleaved
+        self.frequencies = _as_frequencies(frequencies, self.embedding_size // 2)
+
+    @computes("eqx.nn.RotaryPositionalEmbedding", "nothing")
+    def __call__(
+        self,
+        x: ArrayLike,
+        *,
+        key: PRNGKeyArray | None = None,
+        offset: ArrayLike = 0,
+        positions: ArrayLike | None = None,
+    ) -> Array:
+        """**Arguments:**
+
+        - `x`: shape `(sequence, embedding_size)`.
+        - `key`: ignored.
+        - `offset`: the position of the first row. It may be traced.
+        - `positions`: shape `(sequence,)`, the position of each row, in place of
+            `offset`.
+
+        **Returns:**
+
+        An array of the shape and dtype of `x`.
+
+        **Raises:**
+
+        [`equinox_like.ShapeError`][] if `x`, `offset` or `positions` has another shape.
+        `ValueError` if both `offset` and `positions` are given.
+        """
+        check_input(self, x, (None, self.embedding_size))
+        x = jax_array(x)
+        frequencies = self.frequencies
+        if frequencies is None:
+            frequencies = powers(self.embedding_size, self.theta)
+        places = row_positions(self, x.shape[0], offset, positions)
+        cos, sin = map(_unfused, cos_and_sin(frequencies, places, self.dtype))
+        if self.interleaved:
+            # Not -1, which is ambiguous if there are no rows.
+            pairs = x.reshape(*x.shape[:-1], self.embedding_size // 2, 2)
+            first, second = pairs[..., 0], pairs[..., 1]
+        else:
+            first, second = jnp.split(x, 2, axis=-1)
+        try:
+            rotated = first * cos - second * sin, second * cos + first * sin
+        except jax.dtypes.TypePromotionError as error:
+            raise type(error)(
+                f"RotaryPositionalEmbedding has cosines of dtype {self.dtype}, but was "
+                f"given an array of dtype {x.dtype}, with `jax_numpy_dtype_promotion` "
+                f"set to 'strict'. Build it with `dtype={x.dtype}`, or call it under "
+                "`jax.numpy_dtype_promotion('standard')`."
+            ) from error
+        if self.interleaved:
+            out = jnp.stack(rotated, axis=-1).reshape(x.shape)
+        else:
+            out = jnp.concatenate(rotated, axis=-1)
+        return out.astype(x.dtype)
+
+    @staticmethod
+    def rotate_half(x: Array) -> Array:
+        """Swaps the halves of the last axis, and negates the new first half."""
+        half = x.shape[-1] // 2
+        return jnp.concatenate([-x[..., half:], x[..., :half]], axis=-1)
+
+    @staticmethod
+    def precompute_freqs_cis(
+        embedding_size: int, end: int, theta: float, dtype: DTypeLike
+    ) -> tuple[Array, Array]:
+        """The cosines and sines of the positions below `end`.
+
+        Each has shape `(end, embedding_size // 2)`.
+        """
+        positions = jnp.arange(end, dtype=float)
+        return cos_and_sin(powers(embedding_size, theta), positions, dtype)
+
+
+class SinusoidalPositionalEmbedding(Module):
+    r"""Adds to each row sines and cosines of its position.
+
+    It has no parameters, and the positions are not bounded. From [Attention Is All You
+    Need](https://arxiv.org/abs/1706.03762) (Vaswani et al. 2017). With $d$ the size of a
+    row, $p_i$ the position of row $i$, and $j < d / 2$,
+
+    $$y_{i, 2j} = x_{i, 2j} + \sin(p_i\, \theta^{-2j / d}), \qquad
+    y_{i, 2j + 1} = x_{i, 2j + 1} + \cos(p_i\, \theta^{-2j / d}).$$
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax.numpy as jnp
+
+        embed = eqx.nn.SinusoidalPositionalEmbedding(4)
+        y = embed(jnp.zeros((3, 4)))
+        assert (y[0] == jnp.array([0, 1, 0, 1])).all()
+        assert jnp.allclose(embed(jnp.zeros((1, 4)), offset=2), y[2:])
+        ```
+    """
+
+    embedding_size: int = field(static=True)
+    theta: float = field(static=True)
+
+    def __init__(self, embedding_size: int, theta: float = 10_000.0):
+        """**Arguments:**
+
+        - `embedding_size`: the size of a row, which must be even.
+        - `theta`: the base of the frequencies: those of pair `j` are `theta ** (-2 * j /
+            embedding_size)`.
+
+        **Raises:**
+
+        `ValueError` if `embedding_size` is negative or odd, or `theta` is not a number
+        above 0.
+        """
+        self.embedding_size = as_even_size(self, "embedding_size", embedding_size)
+        self.theta = as_theta(self, theta)
+
+    @computes("eqx.nn.SinusoidalPositionalEmbedding", "nothing")
+    def __call__(
+        self,
+        x: ArrayLike,
+        *,
+        key: PRNGKeyArray | None = None,
+        offset: ArrayLike = 0,
+        positions: ArrayLike | None = None,
+    ) -> Array:
+        """**Arguments:**
+
+        - `x`: shape `(sequence, embedding_size)`.
+        - `key`: ignored.
+        - `offset`: the position of the first row. It may be traced, and negative.
+        - `positions`: shape `(sequence,)`, the position of each row, in place of
+            `offset`. They need not be integers; they may be times, for example.
+
+        **Returns:**
+
+        An array of the shape and dtype of `x`; integers become floats. Sines and cosines
+        are computed in JAX's default float, and then cast.
+
+        **Raises:**
+
+        [`equinox_like.ShapeError`][] if `x`, `offset` or `positions` has another shape.
+        `ValueError` if both `offset` and `positions` are given.
+        """
+        check_input(self, x, (None, self.embedding_size))
+        x = jax_array(x)
+        if not jnp.issubdtype(x.dtype, jnp.inexact):
+            x = x.astype(jnp.result_type(float))
+        places = row_positions(self, x.shape[0], offset, positions)
+        frequencies = powers(self.embedding_size, self.theta)
+        cos, sin = cos_and_sin(frequencies, places, x.dtype)
+        both = jnp.stack([sin, cos], axis=-1).reshape(x.shape)
+        return x + like(both, x)
+
+
+def _as_frequencies(value: Any, number: int) -> tuple[float, ...] | None:
+    if value is None:
+        return None
+    frequencies = np.asarray(value, float)
+    if frequencies.shape != (number,) or not np.isfinite(frequencies).all():
+        raise ValueError(
+            f"RotaryPositionalEmbedding takes {number} finite numbers as `frequencies`, "
+            f"one for each pair of features; got {value!r}."
+        )
+    return tuple(frequencies.tolist())
+
+
+def powers(size: int, theta: float) -> Array:
+    return 1.0 / theta ** (jnp.arange(0, size, 2, dtype=float) / max(size, 1))
+
+
+def cos_and_sin(
+    frequencies: Array | tuple[float, ...], positions: Array, dtype: DTypeLike
+) -> tuple[Array, Array]:
+    # In half precision, the angles of large positions would have no correct digits.
+    positions = positions.astype(jnp.result_type(float))
+    angles = positions[:, None] * jnp.asarray(frequencies, float)[None, :]
+    return jnp.cos(angles).astype(dtype), jnp.sin(angles).astype(dtype)
+
+
+def _unfused(x: Array) -> Array:
+    """`x`, which XLA then computes before it computes the layer.
+
+    It would fuse cosines into the layer, and compute each of them again for every head
+    and every element of a batch. It does not repeat divisions, and cannot know that the
+    divisor is 1. With jax 0.10, `jax.lax.optimization_barrier` would not help on CPU.
+    """
+    return x / (1 + 0 * x)
+
+
+def row_positions(layer: Any, length: int, offset: Any, positions: Any) -> Array:
+    """The position of each row, from the arguments of a call."""
+    if positions is None:
+        offset = as_array(layer, "offset", offset)
+        fix = " Pass the position of each row as `positions`."
+        check_scalar(layer, "offset", offset, fix)
+        # The dtype of the offset may be too small for the sum.
+        is_integer = jnp.issubdtype(offset.dtype, jnp.integer)
+        dtype = jnp.result_type(int if is_integer else float)
+        return jnp.arange(length, dtype=dtype) + offset.astype(dtype)
+    if not (isinstance(offset, int) and offset == 0):
+        raise ValueError(
+            f"{type(layer).__name__} takes `offset` or `positions`, not both."
+        )
+    positions = as_array(layer, "positions", positions)
+    check_input(layer, positions, (length,), "positions")
+    return positions

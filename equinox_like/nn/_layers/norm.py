@@ -10,17 +10,22 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from ..._errors import ShapeError
+from ..._errors import ShapeError, warn
 from ..._module import Module, field
 from ..._tree import is_array
-from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from ..._warn import warn
-from .._base.arguments import as_eps, as_size
+from ..._typing import NOT_GIVEN, ArrayLike, DTypeLike, PRNGKeyArray
+from .._base.checks import (
+    as_eps,
+    as_size,
+    check_channels_first,
+    check_input,
+    jax_array,
+    parameter_shape,
+)
 from .._base.init import parameter_dtype
-from .._base.inputs import check_channels_first, check_input, jax_array, parameter_shape
 from .._base.precision import accumulation_dtype, computes
 from .._base.sharding import like
-from .._base.stateful import ABSENT, with_state
+from .._base.state import check_not_key
 
 _State = TypeVar("_State")
 
@@ -42,7 +47,7 @@ class _Norm(Module):
 
     @computes(None)
     def __call__(
-        self, x: ArrayLike, state: Any = ABSENT, *, key: PRNGKeyArray | None = None
+        self, x: ArrayLike, state: Any = NOT_GIVEN, *, key: PRNGKeyArray | None = None
     ) -> Any:
         """**Arguments:**
 
@@ -64,7 +69,8 @@ class _Norm(Module):
         which has no variance.
         """
         y = self._normalised(x)
-        return y if state is ABSENT else with_state(self, y, state)
+        check_not_key(self, state)
+        return y if state is NOT_GIVEN else (y, state)
 
 
 class _ElementwiseNorm(_Norm):
@@ -275,7 +281,7 @@ class GroupNorm(_Norm):
 
     @computes("eqx.nn.GroupNorm")
     def _normalised(self, x: ArrayLike) -> Array:
-        x = _checked(self, x)
+        x = _as_channels_first(self, x)
         if len(x) % self.groups != 0:
             raise ShapeError(
                 "GroupNorm takes an `x` whose first axis, the channels, is a multiple of "
@@ -337,7 +343,7 @@ class InstanceNorm(_Norm):
 
     @computes("eqx.nn.InstanceNorm")
     def _normalised(self, x: ArrayLike) -> Array:
-        x = _checked(self, x)
+        x = _as_channels_first(self, x)
         return _by_groups(self, x, len(x), "channel")
 
 
@@ -364,7 +370,7 @@ def _set_channels(
     norm.weight, norm.bias = parameters(norm, shape, affine, affine, dtype)
 
 
-def _checked(norm: GroupNorm | InstanceNorm, x: Any) -> Array:
+def _as_channels_first(norm: GroupNorm | InstanceNorm, x: Any) -> Array:
     channels = norm.channels
     if norm.channelwise_affine:
         (channels,) = parameter_shape(norm, "weight", 1) or (channels,)

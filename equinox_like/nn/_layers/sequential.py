@@ -4,21 +4,17 @@ import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, SupportsIndex, TypeVar, overload
 
-import jax
 from jaxtyping import Array
 
 from ..._annotations import signature_of
 from ..._call_path import call_part
-from ..._errors import did_you_mean
 from ..._module import Module
 from ..._tree.nodes import describe_node
-from ..._tree.require import name_of_call
-from ..._typing import PRNGKeyArray
-from .._base.arguments import as_layers, check_function
+from ..._typing import NOT_GIVEN, PRNGKeyArray
+from .._base.checks import as_layers, check_function, check_layer
 from .._base.init import split_key
 from .._base.precision import computes
-from .._base.stateful import (
-    ABSENT,
+from .._base.state import (
     StatefulLayer,
     call_stateless,
     check_not_key,
@@ -92,7 +88,7 @@ class Sequential(StatefulLayer, Generic[_Y]):
 
     @computes("eqx.nn.Sequential", "nothing")
     def __call__(
-        self, x: Any, state: Any = ABSENT, *, key: PRNGKeyArray | None = None
+        self, x: Any, state: Any = NOT_GIVEN, *, key: PRNGKeyArray | None = None
     ) -> Any:
         """**Arguments:**
 
@@ -117,13 +113,14 @@ class Sequential(StatefulLayer, Generic[_Y]):
         keys = [None] * number if key is None else split_key(key, number, self)
         check_not_key(self, state)
         for i, (layer, layer_key) in enumerate(zip(self.layers, keys, strict=True)):
-            _require_callable(i, layer)
+            if not callable(layer):
+                check_layer("Sequential", f"layers[{i}]", layer)
             kwargs = key_for(layer, layer_key)
             part = self, ("layers", i), layer
             if not is_stateful(layer):
                 what = f"`layers[{i}]` of this Sequential"
                 x = call_part(*part, call_stateless, what, layer, x, **kwargs)
-            elif state is ABSENT:
+            elif state is NOT_GIVEN:
                 raise TypeError(
                     f"`layers[{i}]` of this Sequential is stateful: it is "
                     f"{describe_node(layer)}. Pass its state, as in `out, state = "
@@ -131,7 +128,7 @@ class Sequential(StatefulLayer, Generic[_Y]):
                 )
             else:
                 x, state = call_part(*part, layer, x, state=state, **kwargs)
-        return x if state is ABSENT else (x, state)
+        return x if state is NOT_GIVEN else (x, state)
 
     def is_stateful(self) -> bool:
         """Whether any member is stateful."""
@@ -154,15 +151,6 @@ class Sequential(StatefulLayer, Generic[_Y]):
 
     def __len__(self) -> int:
         return len(self.layers)
-
-
-def _require_callable(i: int, layer: Any) -> None:
-    if not callable(layer):
-        near = did_you_mean(layer, dir(jax.nn), "`jax.nn.{}`")
-        raise TypeError(
-            f"`layers[{i}]` of this Sequential is {describe_node(layer)}, which cannot be "
-            f"called.{near or name_of_call(layer)}"
-        )
 
 
 class Lambda(Module, Generic[_Y]):

@@ -1,6 +1,9 @@
-"""`ReversibleBlock` and `ReversibleSequential`: layers whose inputs can be computed
-from their outputs, so that they need not be stored for the backward pass."""
+"""`ReversibleBlock` and `ReversibleSequential`: layers that compute inputs from outputs.
 
+So their inputs need not be stored for the backward pass.
+"""
+
+import functools
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -16,13 +19,12 @@ from ..._tree.arrays import reusable
 from ..._tree.nodes import describe_node
 from ..._tree.partitioning import map_arrays
 from ..._typing import PRNGKeyArray
-from .._base.arguments import as_axis, as_layers, check_layer, wrong_type
+from .._base.checks import as_axis, as_layers, check_layer, described, wrong_type
 from .._base.init import split_key
-from .._base.inputs import described
 from .._base.precision import computes
 from .._base.sharding import parts, split_by, varying_as
-from .._base.stateful import is_stateful, key_for
-from .stacked import Stacked, as_before, policy_of, shape_and_dtype, strongly_typed
+from .._base.state import is_stateful, key_for
+from .stacked import Stacked, as_before, policy_of, strongly_typed
 
 _X = TypeVar("_X")
 
@@ -95,7 +97,7 @@ class ReversibleBlock(Module):
         f_key, g_key = _split(key, 2, self)
         y1 = x1 + self._residual("f", x2, x1, f_key)
         y2 = x2 + self._residual("g", y1, x2, g_key)
-        return self._like(x, y1, y2)
+        return self._joined(x, y1, y2)
 
     @computes("eqx.nn.ReversibleBlock.inverse")
     def inverse(self, y: _X, *, key: PRNGKeyArray | None = None) -> _X:
@@ -104,7 +106,7 @@ class ReversibleBlock(Module):
         f_key, g_key = _split(key, 2, self)
         x2 = y2 - self._residual("g", y1, y2, g_key)
         x1 = y1 - self._residual("f", x2, y1, f_key)
-        return self._like(y, x1, x2)
+        return self._joined(y, x1, x2)
 
     def _halves(self, name: str, x: Any) -> tuple[Array, Array]:
         if isinstance(x, tuple) and len(x) == 2:
@@ -125,7 +127,7 @@ class ReversibleBlock(Module):
         layer = getattr(self, name)
         out = _call(layer, x, key)
         # A sum that broadcasts or promotes cannot be inverted.
-        if shape_and_dtype(out) != shape_and_dtype(like):
+        if (jnp.shape(out), jnp.result_type(out)) != (like.shape, like.dtype):
             raise ShapeError(
                 f"`{name}` of ReversibleBlock must return an array like the half of the "
                 f"input that it is added to, which has {described(like)}. It returned "
@@ -133,7 +135,7 @@ class ReversibleBlock(Module):
             )
         return split_by(out, parts(like))
 
-    def _like(self, x: Any, first: Array, second: Array) -> Any:
+    def _joined(self, x: Any, first: Array, second: Array) -> Any:
         if isinstance(x, tuple):
             return first, second
         return jnp.concatenate([first, second], self.split_axis)
@@ -240,33 +242,30 @@ class ReversibleSequential(Module):
             return x
         x = varying_as((x, self, key), jtu.tree_map(strongly_typed, x))
         keys = _split(key, number, self)
+        step, chain = (_backward, _revert) if reverse else (_forward, _apply)
         if not isinstance(_content(blocks), Stacked):
             pairs = zip(self._named(), keys, strict=True)
-            calls = [_Call(name, block, k) for (name, block), k in pairs]
-            return self._through(calls[::-1] if reverse else calls, x, reverse)
+            calls = [_BlockCall(name, block, k) for (name, block), k in pairs]
+            calls = calls[::-1] if reverse else calls
+            if self.memory_efficient:
+                return chain(calls, x)
+            return functools.reduce(lambda x, call: step(call, x), calls, x)
         ((name, layers),) = self._named()
+        keys = None if key is None else keys
         # `number` gives the scan a length if the layers have no arrays.
-        stacked = _Call(name, layers, key if key is None else keys, jnp.arange(number))
+        stacked = _BlockCall(name, layers, keys, jnp.arange(number))
         if self.memory_efficient:
             if reverse:
                 stacked = map_arrays(lambda x: reusable(x[::-1]), stacked)
-            return self._through(stacked, x, reverse)
-        step = _backward if reverse else _forward
+            return chain(stacked, x)
         policy = policy_of(blocks.checkpoint)
         options = {"reverse": reverse, "unroll": blocks.unroll, "checkpoint": policy}
         return filter_scan(
             lambda x, call: (step(call, x), None), x, stacked, **options
         )[0]
 
-    def _through(self, calls: Any, x: Any, reverse: bool) -> Any:
-        if self.memory_efficient:
-            return (_revert if reverse else _apply)(calls, x)
-        for call in calls:
-            x = (_backward if reverse else _forward)(call, x)
-        return x
 
-
-class _Call(Module):
+class _BlockCall(Module):
     """A block, with its PRNG key and its name in errors; or many of them, stacked."""
 
     name: str = field(static=True)
@@ -275,12 +274,12 @@ class _Call(Module):
     number: Any = None
 
 
-def _forward(call: _Call, x: Any) -> Any:
+def _forward(call: _BlockCall, x: Any) -> Any:
     y = _call(call.block, x, call.key)
     return as_before(f"`{call.name}` of ReversibleSequential", x, y)
 
 
-def _backward(call: _Call, y: Any) -> Any:
+def _backward(call: _BlockCall, y: Any) -> Any:
     x = _call(call.block.inverse, y, call.key)
     return as_before(f"The inverse of `{call.name}` of ReversibleSequential", y, x)
 

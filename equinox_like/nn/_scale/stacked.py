@@ -20,21 +20,23 @@ from ..._transforms.mesh_layout import gather, gathers_again
 from ..._tree import combine, is_array, partition
 from ..._tree.nodes import describe_node, path_str
 from ..._tree.partitioning import map_arrays, map_nodes
-from ..._typing import PRNGKeyArray
+from ..._typing import NOT_GIVEN, PRNGKeyArray
 from .._attention.kv_cache import Rows, caches_in, writing_into
-from .._base.arguments import as_layers, as_size, check_function
+from .._base.checks import IF_AN_ENSEMBLE, as_layers, as_size, check_function, described
 from .._base.init import build_stacked, split_key
-from .._base.inputs import IF_AN_ENSEMBLE, described
 from .._base.precision import computes
 from .._base.sharding import parts, split_by, varying_as
-from .._base.state import Marker, RowMarker, State, check_state, is_index, with_marker
-from .._base.stateful import (
-    ABSENT,
+from .._base.state import (
+    Marker,
+    State,
     StatefulLayer,
     call_stateless,
     check_not_key,
+    check_state,
+    is_index,
     is_stateful,
     key_for,
+    with_marker,
 )
 
 _L = TypeVar("_L", covariant=True)
@@ -154,10 +156,10 @@ class Stacked(StatefulLayer, Generic[_L]):
     def __call__(
         self: "Stacked[Callable[..., _Y]]",
         x: Any,
-        state: Any = ABSENT,
+        state: Any = NOT_GIVEN,
         *,
         key: PRNGKeyArray | None = None,
-        xs: Any = ABSENT,
+        xs: Any = NOT_GIVEN,
         **broadcast: Any,
     ) -> _Y:
         """**Arguments:**
@@ -193,14 +195,13 @@ class Stacked(StatefulLayer, Generic[_L]):
         _check_state(self, state, stateful)
         arrays, rest = partition(layers, is_array)
         keys = None if key is None else split_key(key, self.depth, self)
-        inputs = {"arrays": arrays, "key": keys, "xs": None if xs is ABSENT else xs}
+        inputs = {"arrays": arrays, "key": keys, "xs": None if xs is NOT_GIVEN else xs}
         inputs["state"] = state.substate(self.layers) if stateful else None
-        _check_depth(self)
-        _check_rows(self, inputs["xs"])
+        _check_leading_axes(self, inputs["xs"])
 
         def step(x: Any, inputs: dict[str, Any]) -> tuple[Any, Any]:
             layer = gather(combine(inputs["arrays"], rest))
-            args = [x] if xs is ABSENT else [x, inputs["xs"]]
+            args = [x] if xs is NOT_GIVEN else [x, inputs["xs"]]
             kwargs = {**broadcast, **key_for(layer, inputs["key"])}
             new_state = None
             part = layers, (), layer
@@ -214,7 +215,7 @@ class Stacked(StatefulLayer, Generic[_L]):
                 what = "A layer of this Stacked"
                 out = call_part(*part, call_stateless, what, layer, *args, **kwargs)
             y = None
-            if xs is not ABSENT:
+            if xs is not NOT_GIVEN:
                 out, y = pair_of(out, "With `xs`, a layer of Stacked", "(x, y)")
             return as_before("A layer of Stacked", x, out), (y, new_state)
 
@@ -233,8 +234,8 @@ class Stacked(StatefulLayer, Generic[_L]):
             x, (ys, new_state) = scanned
             if is_in_place:
                 x, ys, _ = x
-        out: Any = x if xs is ABSENT else (x, ys)
-        if state is ABSENT:
+        out: Any = x if xs is NOT_GIVEN else (x, ys)
+        if state is NOT_GIVEN:
             return out
         out = out, state if new_state is None else state.update(new_state)
         return out
@@ -271,7 +272,13 @@ class Stacked(StatefulLayer, Generic[_L]):
         rows = range(self.depth)[index]
         if rows == range(self.depth):
             return layers
-        return _with_markers(layers, lambda m: RowMarker(m, rows, self.depth))
+
+        # A State of the whole has one value for all layers, and so none for some of them.
+        def of_rows(marker: Any) -> Any:
+            is_named = isinstance(marker, str)
+            return f"{marker} of layer {rows}" if is_named else (marker, rows)
+
+        return _with_markers(layers, of_rows)
 
     def __len__(self) -> int:
         return self.depth
@@ -296,7 +303,7 @@ def _in_place(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_state(stacked: Stacked, state: Any, stateful: bool) -> None:
-    if stateful and state is ABSENT:
+    if stateful and state is NOT_GIVEN:
         raise TypeError(
             "The layers of this Stacked are stateful. Pass the state, as in "
             "`out, state = model(x, state)`."
@@ -334,14 +341,22 @@ def policy_of(checkpoint: Any) -> Any:
     return checkpoint
 
 
-def _check_depth(stacked: Stacked[Any]) -> None:
+def _check_leading_axes(stacked: Stacked[Any], xs: Any) -> None:
+    """Raises `ShapeError` unless arrays of the layers and of `xs` have a row for each."""
+    depth = stacked.depth
+    in_shard_map = jax.sharding.get_abstract_mesh().manual_axes
+    hint = _IF_A_PART if in_shard_map else IF_AN_ENSEMBLE
     for path, leaf in jtu.tree_leaves_with_path(stacked.layers):
-        if is_array(leaf) and leaf.shape[:1] != (stacked.depth,):
-            in_shard_map = jax.sharding.get_abstract_mesh().manual_axes
+        if is_array(leaf) and leaf.shape[:1] != (depth,):
             raise ShapeError(
-                f"Stacked has arrays with a leading axis of its depth, {stacked.depth}; "
-                f"`{path_str(path, 'layers')}` has shape {leaf.shape}. "
-                f"{_IF_A_PART if in_shard_map else IF_AN_ENSEMBLE}"
+                f"Stacked has arrays with a leading axis of its depth, {depth}; "
+                f"`{path_str(path, 'layers')}` has shape {leaf.shape}. {hint}"
+            )
+    for path, leaf in jtu.tree_leaves_with_path(xs):
+        if np.shape(leaf)[:1] != (depth,):
+            raise ShapeError(
+                f"Stacked takes `xs` with a leading axis of its depth, {depth}; "
+                f"`{path_str(path, 'xs')}` has shape {np.shape(leaf)}."
             )
 
 
@@ -351,35 +366,21 @@ _IF_A_PART = (
 )
 
 
-def _check_rows(stacked: Stacked[Any], xs: Any) -> None:
-    for path, leaf in jtu.tree_leaves_with_path(xs):
-        if np.shape(leaf)[:1] != (stacked.depth,):
-            raise ShapeError(
-                f"Stacked takes `xs` with a leading axis of its depth, {stacked.depth}; "
-                f"`{path_str(path, 'xs')}` has shape {np.shape(leaf)}."
-            )
-
-
 def as_before(what: str, before: Any, after: Any) -> Any:
     """`after`, split over the explicit axes of a mesh as `before` is, as a scan requires.
 
     Raises `ShapeError` unless both trees have equal structure, shapes and dtypes.
     """
-    one, other = (jtu.tree_map(shape_and_dtype, tree) for tree in (before, after))
-    if one != other:
+    (olds, old_treedef), (new, treedef) = map(jax.tree.flatten, (before, after))
+    form, old_form = (
+        [(jnp.shape(x), jnp.result_type(x)) for x in xs] for xs in (new, olds)
+    )
+    if treedef != old_treedef or form != old_form:
         raise ShapeError(
             f"{what} must return an array of the shape and dtype that it was given. It was "
             f"given {described(before)}, and returned {described(after)}."
         )
     return jax.tree.map(lambda new, old: split_by(new, parts(old)), after, before)
-
-
-class _Leaf(tuple):
-    """The shape and dtype of a leaf. As a subclass of `tuple`, it is a leaf itself."""
-
-
-def shape_and_dtype(leaf: Any) -> _Leaf:
-    return _Leaf((jnp.shape(leaf), jnp.result_type(leaf)))
 
 
 def strongly_typed(x: Any) -> Any:
@@ -389,28 +390,14 @@ def strongly_typed(x: Any) -> Any:
 
 def _with_common_markers(layers: list[Any]) -> list[Any]:
     """The layers, with the same state markers."""
-    of_each_index = zip(*map(_markers, layers), strict=False)
-    common = [_whole(markers) or Marker() for markers in of_each_index]
+    nodes = jax.tree.leaves(layers[0], is_leaf=is_index)
+    common = [Marker() for node in nodes if is_index(node)]
 
     def with_common(layer: Any) -> Any:
         new = iter(common)
         return _with_markers(layer, lambda old: next(new, old))
 
     return [with_common(layer) for layer in layers]
-
-
-def _whole(markers: Sequence[Any]) -> Any:
-    """The marker of a `Stacked`, from those of all of its layers in order, or `None`."""
-    whole = getattr(markers[0], "whole", None)
-    depth = len(markers)
-    if list(markers) == [RowMarker(whole, i, depth) for i in range(depth)]:
-        return whole
-    return None
-
-
-def _markers(layer: Any) -> list[Any]:
-    nodes = jax.tree.leaves(layer, is_leaf=is_index)
-    return [node.marker for node in nodes if is_index(node)]
 
 
 def _with_markers(layers: Any, new: Callable[[Any], Any]) -> Any:

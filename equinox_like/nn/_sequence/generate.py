@@ -1,4 +1,4 @@
-"""`generate`: samples tokens from a model one by one, in one compiled scan.
+"""`generate` and `sample_logits`: tokens, drawn from the logits of a model.
 
 The prompt, except for its last token, fills the cache. The scan starts from the last
 token: each step feeds one token to the model and samples the next. So the logits of the
@@ -6,6 +6,8 @@ prompt are not needed, and prompts of different lengths differ only in how much 
 is truncated.
 """
 
+import math
+import operator
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -15,11 +17,11 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 from jax.sharding import PartitionSpec
-from jaxtyping import Array
+from jaxtyping import Array, Bool, Float, Int
 
 from ..._annotations import signature_of
-from ..._compat.tracing import Tracer
-from ..._core.caches import on_clear
+from ..._compat.tracing import Tracer, known_array
+from ..._core.base import on_clear
 from ..._core.flat_call import pair_of
 from ..._errors import DonationError, ShapeError
 from ..._jit import filter_jit
@@ -28,17 +30,26 @@ from ..._loops.eager import run_cached
 from ..._runtime.error_if import error_if
 from ..._transforms.trace import filter_eval_shape
 from ..._transforms.vmap import filter_vmap
-from ..._tree import is_array
+from ..._tree import is_array, is_array_like
 from ..._tree.arrays import is_deleted
 from ..._tree.nodes import describe_node, path_str
 from ..._tree.partitioning import map_nodes
 from ..._typing import ArrayLike, PRNGKeyArray
 from .._attention.kv_cache import caches_in, cut, is_cache
-from .._base.arguments import check_function
+from .._base.checks import (
+    as_array,
+    as_size,
+    check_function,
+    check_input,
+    check_integer,
+    check_scalar,
+    jax_array,
+    wrong_shape,
+    wrong_type,
+)
 from .._base.init import key_named
-from .._base.inputs import as_array
+from .._base.precision import accumulation_dtype
 from .._base.sharding import on_mesh, parts
-from .sampling import check_sampling, checked_int, is_greedy, sample_logits
 
 
 class Generation(NamedTuple):
@@ -165,11 +176,11 @@ def generate(
             "`generate` takes a `prompt` of shape (length,) or (batch, length), with "
             f"at least one token; got shape {prompt.shape}."
         )
-    steps = checked_int("generate", "max_new_tokens", max_new_tokens, 1)
+    steps = _checked_int("generate", "max_new_tokens", max_new_tokens, 1)
     # As an int, `top_k` stays static.
-    top_k = check_sampling("generate", temperature, top_k, top_p, repetition_penalty)
+    top_k = _check_sampling("generate", temperature, top_k, top_p, repetition_penalty)
     check_function("`generate`", "model", model)
-    greedy = is_greedy(temperature)
+    greedy = _is_greedy(temperature)
     if key is None and not greedy:
         raise ValueError(
             "`generate` needs a `key`, unless `temperature` is the number 0."
@@ -186,16 +197,16 @@ def generate(
     ends = None
     if end_token is not None:
         many = end_token if isinstance(end_token, Sequence) else [end_token]
-        tokens = [checked_int("generate", "end_token", x, 0) for x in many]
+        tokens = [_checked_int("generate", "end_token", x, 0) for x in many]
         ends = jax.device_put(np.array(tokens, np.int32))
-    pad = jax.device_put(np.int32(checked_int("generate", "pad_token", pad_token, 0)))
+    pad = jax.device_put(np.int32(_checked_int("generate", "pad_token", pad_token, 0)))
     options = _Options(steps, sampling, ends, pad)
     length = _checked_length(prompt_length, prompt.shape)
-    rest = prompt, length, cache, key, options
+    arguments = [model], prompt, length, cache, key, options
     if type(model) is types.FunctionType:
         # What was compiled for it is freed with it, and with what it reads.
-        return run_cached(_generate_by_functions, [model], *rest, donate=("cache",))
-    return _compiled(model, *rest)
+        return run_cached(_generate, *arguments, donate=("cache",))
+    return _compiled(*arguments)
 
 
 class _Options(NamedTuple):
@@ -206,8 +217,10 @@ class _Options(NamedTuple):
 
 
 def _generate(
-    model: Any, prompt: Any, length: Any, cache: Any, key: Any, options: _Options
+    models: Any, prompt: Any, length: Any, cache: Any, key: Any, options: _Options
 ) -> Generation:
+    (model,) = models
+
     def row(prompt, length, cache, key):
         return _row(model, prompt, length, cache, key, options)
 
@@ -219,16 +232,8 @@ def _generate(
     return filter_vmap(row)(prompt, length, cache, keys)
 
 
-def _generate_by_functions(
-    functions: Any, prompt: Any, length: Any, cache: Any, key: Any, options: _Options
-) -> Generation:
-    (model,) = functions
-    return _generate(model, prompt, length, cache, key, options)
-
-
 # Errors and profiles name the compiled function.
 _generate.__name__ = _generate.__qualname__ = "generate"
-_generate_by_functions.__name__ = _generate_by_functions.__qualname__ = "generate"
 _compiled = filter_jit(_generate, donate=("cache",))
 on_clear(_compiled.clear_cache)
 
@@ -379,8 +384,7 @@ def _float(x: Any) -> Any:
 
 def _checked_integers(name: str, value: Any) -> Array:
     value = as_array("`generate`", name, value)
-    if not jnp.issubdtype(value.dtype, jnp.integer):
-        raise TypeError(f"`generate` takes integers as `{name}`; got {value.dtype}.")
+    check_integer("`generate`", name, value)
     return value.astype(jnp.int32)
 
 
@@ -389,14 +393,193 @@ def _checked_length(length: Any, prompt_shape: tuple[int, ...]) -> Array | None:
         return None
     length = _checked_integers("prompt_length", length)
     *batch, number = prompt_shape
-    if length.shape != tuple(batch):
-        raise ShapeError(
-            f"`generate` takes a `prompt_length` of shape {tuple(batch)}, one for each "
-            f"prompt; got shape {length.shape}."
-        )
+    check_input("`generate`", length, batch, "prompt_length")
     return error_if(
         length,
         (length < 1) | (length > number),
         f"`generate` takes a `prompt_length` from 1 to {number}, the length of the prompt "
         "with padding.",
     )
+
+
+def sample_logits(
+    logits: Float[Array, " vocabulary"],
+    key: PRNGKeyArray | None = None,
+    *,
+    temperature: ArrayLike = 1.0,
+    top_k: int | None = None,
+    top_p: ArrayLike | None = None,
+    repetition_penalty: ArrayLike | None = None,
+    seen: Bool[Array, " vocabulary"] | None = None,
+) -> Int[Array, ""]:
+    """Samples a token from the distribution given by logits.
+
+    In this order: the penalty, the temperature, `top_k`, `top_p`. It computes in float32 at
+    least. For a batch, wrap it in `jax.vmap`, with a key for each row.
+
+    **Arguments:**
+
+    - `logits`: shape `(vocabulary,)`, floating. `-inf` forbids a token,
+        and `inf` forces it.
+    - `key`: the PRNG key; not needed if `temperature` is the number 0.
+    - `temperature`: a finite scalar, 0 or more, that the logits are divided by. 0 is
+        greedy: the most likely token, or the first of several.
+    - `top_k`: the number of most likely tokens to draw from: an integer, 1 or more. A
+        number larger than the vocabulary means all of them.
+    - `top_p`: draw only from the smallest set of most likely tokens whose probabilities
+        add up to at least this: a scalar, above 0 and at most 1. Nucleus sampling, from
+        [The Curious Case of Neural Text Degeneration](https://arxiv.org/abs/1904.09751)
+        (Holtzman et al. 2019).
+    - `repetition_penalty`: makes tokens in `seen` less likely: a finite scalar above
+        0. A positive logit is divided by it, and a negative one multiplied. 1 changes
+        nothing. From [CTRL](https://arxiv.org/abs/1909.05858) (Keskar et al. 2019).
+    - `seen`: which tokens the penalty is for, shape `(vocabulary,)`, bool; for example
+        `jnp.zeros(vocabulary, bool).at[tokens].set(True)`.
+
+    All scalars but `top_k` may be traced arrays. The range of a traced one is not
+    checked: a negative temperature is then taken as 0, an infinite one draws all tokens
+    that are not forbidden alike, and a `top_p` out of range is clamped.
+
+    **Returns:**
+
+    The token: an int32 scalar. If a logit is NaN, or all are -inf, there is no token to
+    draw, and a compiled function returns -1, since a check there has a cost.
+
+    **Raises:**
+
+    `ValueError` if there is no token to draw and the logits are not traced, for a number
+    out of range, for no `key` where one is needed, and if only
+    one of `repetition_penalty` and `seen` is given. `TypeError` for logits that are not
+    a floating-point array, or a `top_k` that is not an integer.
+    [`equinox_like.ShapeError`][] for arrays of another shape.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+        import jax.numpy as jnp
+
+        logits = jnp.array([1.0, 3.0, 2.0])
+        assert eqx.nn.sample_logits(logits, temperature=0) == 1
+        token = eqx.nn.sample_logits(logits, jax.random.key(0), top_k=2)
+        assert token in (1, 2)
+        ```
+    """
+    _check_logits(logits, seen)
+    _check_sampling("sample_logits", temperature, top_k, top_p, repetition_penalty)
+    if (repetition_penalty is None) != (seen is None):
+        raise ValueError(
+            "`sample_logits` takes `repetition_penalty` and `seen` together, or neither."
+        )
+    with jax.named_scope("eqx.nn.sample_logits"):
+        logits = jax_array(logits)
+        logits = logits.astype(accumulation_dtype(logits))
+        if repetition_penalty is not None and seen is not None:
+            penalty = jnp.asarray(repetition_penalty, logits.dtype)
+            less = jnp.where(logits > 0, logits / penalty, logits * penalty)
+            logits = jnp.where(seen, less, logits)
+        best = jnp.argmax(logits).astype(jnp.int32)
+        largest = logits[best]
+        # It is NaN if any logit is.
+        best = jnp.where(largest > -jnp.inf, best, -1)
+        if _is_greedy(temperature):
+            return _require_token(best)
+        if key is None:
+            raise ValueError(
+                "`sample_logits` needs a `key`, unless `temperature` is the number 0."
+            )
+        temperature = jnp.asarray(temperature, logits.dtype)
+        # Subtract the maximum, or a low temperature could make several logits infinite.
+        is_finite = jnp.isfinite(largest)
+        # Less an infinite maximum, logits would be NaN.
+        logits = jnp.where(is_finite, logits, 0)
+        logits = logits - jnp.where(is_finite, largest, 0)
+        divided = logits / jnp.where(temperature > 0, temperature, 1)
+        # With an infinite temperature, the quotient would be NaN.
+        logits = jnp.where(jnp.isneginf(logits), logits, divided)
+        with key_named(key, "`sample_logits`"):
+            token = _drawn(logits, key, top_k, top_p)
+        return _require_token(jnp.where((temperature > 0) & is_finite, token, best))
+
+
+def _require_token(token: Array) -> Array:
+    known = known_array(token)
+    if known is not None and (jax.device_get(known) < 0).any():
+        raise ValueError(
+            "`sample_logits` has no token to draw: a logit is NaN, or all are -inf. Look "
+            "for the NaN in the model, or allow a token in the mask of the logits."
+        )
+    return token
+
+
+def _drawn(logits: Array, key: Any, top_k: int | None, top_p: Any) -> Array:
+    if top_k is None and top_p is None:
+        return jax.random.categorical(key, logits).astype(jnp.int32)
+    number = len(logits) if top_k is None else min(operator.index(top_k), len(logits))
+    # Sorted by likelihood; of equally likely tokens, the first ones come first.
+    logits, tokens = jax.lax.top_k(logits, number)
+    if top_p is not None:
+        probabilities = jax.nn.softmax(logits)
+        before = jnp.cumsum(probabilities) - probabilities
+        kept = before < jnp.asarray(top_p, logits.dtype)
+        # The most likely token is always kept.
+        logits = jnp.where(kept.at[0].set(True), logits, -jnp.inf)
+    return tokens[jax.random.categorical(key, logits)].astype(jnp.int32)
+
+
+# Checks
+
+
+def _is_greedy(temperature: Any) -> bool:
+    """Whether the temperature is the Python number 0: take the most likely token."""
+    return not is_array(temperature) and temperature == 0
+
+
+_RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "temperature": ("finite and 0 or more", lambda x: 0 <= x < math.inf),
+    "top_p": ("above 0 and at most 1", lambda x: 0 < x <= 1),
+    "repetition_penalty": ("above 0 and finite", lambda x: 0 < x < math.inf),
+}
+
+
+def _check_sampling(
+    function: str, temperature: Any, top_k: Any, top_p: Any, repetition_penalty: Any
+) -> int | None:
+    """Validates the options of `sample_logits`, and returns `top_k` as an int."""
+    values = temperature, top_p, repetition_penalty
+    for value, (name, (wanted, is_within)) in zip(values, _RANGES.items(), strict=True):
+        if not is_array_like(value):
+            if value is None and name != "temperature":
+                continue
+            raise wrong_type(f"`{function}`", "a number", name, value)
+        check_scalar(f"`{function}`", name, value)
+        # As NumPy's: within a trace, JAX would trace the comparison. By an explicit
+        # transfer, which `jax.transfer_guard("disallow")` allows.
+        is_known = not isinstance(value, Tracer)
+        if is_known and not is_within(np.asarray(jax.device_get(value))):
+            raise ValueError(
+                f"`{function}` takes a `{name}` that is {wanted}; got {value}."
+            )
+    return None if top_k is None else _checked_int(function, "top_k", top_k, 1)
+
+
+def _checked_int(function: str, name: str, value: Any, minimum: int) -> int:
+    """`as_size`, except that something else than an int is a `TypeError`."""
+    try:
+        operator.index(value)
+    except TypeError:  # also for a traced integer
+        raise wrong_type(f"`{function}`", "a Python integer", name, value) from None
+    return as_size(f"`{function}`", name, value, minimum)
+
+
+def _check_logits(logits: Any, seen: Any) -> None:
+    name = "`sample_logits`"
+    if not is_array(logits) or not jnp.issubdtype(logits.dtype, jnp.floating):
+        raise wrong_type(name, "a floating array", "logits", logits)
+    if logits.ndim != 1 or logits.shape[0] == 0:
+        fix = " For a batch, wrap it in `jax.vmap`, with a key for each row."
+        wanted = "an array of shape (vocabulary,)"
+        raise wrong_shape(name, wanted, "logits", logits.shape, fix)
+    if seen is not None:
+        check_input(name, seen, logits.shape, "seen")
