@@ -141,7 +141,9 @@ def test_weight_is_within_half_a_step(
     if not symmetric:
         scale = high / (2 * limit + 1) - low / (2 * limit + 1)
     expected = np.maximum(scale, 2 * work.tiny)
-    assert (np.abs(np.asarray(stored.scale) - expected) <= 1e-6 * expected).all()
+    # An end of the range that is not normal counts as zero.
+    allowed = 1e-6 * expected + work.tiny / limit
+    assert (np.abs(np.asarray(stored.scale) - expected) <= allowed).all()
 
 
 @pytest.mark.parametrize("size", [1.0, 1e-3, 1e-5, 1e-6])
