@@ -5,6 +5,7 @@ whole, and no assignments; this file reads the syntax trees for the rest.
 """
 
 import ast
+import runpy
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -238,3 +239,26 @@ def test_breach_is_found(check, code: str) -> None:
 )
 def test_allowed_code_passes(check, code: str) -> None:
     assert check(ast.parse(code), ["equinox_like", "_tree"]) == []
+
+
+FILES = runpy.run_path(str(ROOT / "scripts" / "files"))
+
+
+def test_page_on_files_says_what_the_files_say() -> None:
+    page = (ROOT / "docs" / "files.md").read_text("utf-8")
+    assert page == FILES["page"](), "run `scripts/files --write`"
+
+
+def test_page_on_files_names_tests_of_each_file() -> None:
+    without = [name for name, (_, tests) in FILES["rows"]().items() if not any(tests)]
+    assert without == [], "name their tests in docs/files.md"
+    named = {test for _, tests in FILES["rows"]().values() for test in tests}
+    gone = [test for test in named if test and not (ROOT / "tests" / test).exists()]
+    assert gone == [], "correct docs/files.md"
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=name_of)
+def test_first_line_says_in_one_sentence_what_lives_there(source: Path) -> None:
+    text = FILES["first_line"](source)
+    assert text.endswith(".") and "|" not in text
+    assert "  " not in text and len(text) <= 100, "it is a row of docs/files.md"
