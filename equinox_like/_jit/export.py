@@ -303,7 +303,7 @@ def _export(jitted, args, kwargs, platforms, disabled_checks) -> Exported:
             specialization.fail(e, layout, leaves)
         raise python_is_called(
             f"`filter_export`: `{traced.__name__}`",
-            "Another process does not have that function",
+            "another process does not have that function",
         ) from e
     out = returned[-1]
     try:

@@ -136,7 +136,7 @@ def python_is_called(what: str, problem: str) -> NotImplementedError:
     """The error for a program that calls Python, where that is a problem."""
     return NotImplementedError(
         f"{what} calls Python while it runs, by a check such as `error_if` or by a "
-        f"callback. {problem}. Leave it out; or let the check set NaNs instead, with "
+        f"callback, and {problem}. Leave it out; or let the check set NaNs instead, with "
         '`on_error="nan"` or the environment variable `EQX_ON_ERROR=nan`.'
     )
 
