@@ -3,21 +3,14 @@
 Importing them with the others would double the library's import time.
 """
 
-from ._io.checkpoint import (
-    load as load,
-    load_metadata as load_metadata,
-    save as save,
-)
+from ._io.checkpoint import load as load, load_metadata as load_metadata, save as save
 from ._io.serialise import (
     default_deserialise_filter_spec as default_deserialise_filter_spec,
     default_serialise_filter_spec as default_serialise_filter_spec,
     tree_deserialise_leaves as tree_deserialise_leaves,
     tree_serialise_leaves as tree_serialise_leaves,
 )
-from ._io.state_dict import (
-    load_state_dict as load_state_dict,
-    state_dict as state_dict,
-)
+from ._io.state_dict import load_state_dict as load_state_dict, state_dict as state_dict
 from ._jit.export import (
     deserialize_export as deserialize_export,
     filter_export as filter_export,
@@ -30,11 +23,7 @@ from ._loops import (
     filter_switch as filter_switch,
     filter_while_loop as filter_while_loop,
 )
-from ._runtime.capture import (
-    capture as capture,
-    intervene as intervene,
-    tag as tag,
-)
+from ._runtime.capture import capture as capture, intervene as intervene, tag as tag
 from ._runtime.enumeration import Enumeration as Enumeration
 from ._runtime.error_if import (
     branched_error_if as branched_error_if,
@@ -89,7 +78,4 @@ from ._tree.cycles import (
     tree_check as tree_check,
     tree_flatten_one_level as tree_flatten_one_level,
 )
-from ._tree.selection import (
-    Selection as Selection,
-    select as select,
-)
+from ._tree.selection import Selection as Selection, select as select

@@ -49,13 +49,7 @@ from .instance import (
     render,
     show_function,
 )
-from .values import (
-    ARRAYS,
-    JITTED,
-    check_hashable,
-    identity_key,
-    warn_of_unannotated,
-)
+from .values import ARRAYS, JITTED, check_hashable, identity_key, warn_of_unannotated
 
 _new = object.__new__
 

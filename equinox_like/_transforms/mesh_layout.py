@@ -36,13 +36,7 @@ from .._tree.partitioning import filter as filter_tree
 from .._tree.paths import matches, near_paths
 from .._tree.require import named_arguments
 from .._typing import NOT_GIVEN
-from .shard import (
-    build_sharded,
-    check_alike_everywhere,
-    following,
-    owner_of,
-    owners_of,
-)
+from .shard import build_sharded, check_alike_everywhere, following, owner_of, owners_of
 from .shard_map import JittedMap
 
 _P = ParamSpec("_P")

@@ -105,9 +105,7 @@ def _marked(treedef: Any, nodes: Any) -> Any:
 
 
 def fold_treedef(
-    treedef: Any,
-    whole: Callable[[Any], Any],
-    make: Callable[[Any, list[Any]], Any],
+    treedef: Any, whole: Callable[[Any], Any], make: Callable[[Any, list[Any]], Any]
 ) -> Any:
     """What `make(node_data, results for the children)` returns for the root.
 

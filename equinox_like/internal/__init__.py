@@ -3,10 +3,7 @@
 This file only imports them.
 """
 
-from .._core.show_as import (
-    doc_remove_args as doc_remove_args,
-    doc_repr as doc_repr,
-)
+from .._core.show_as import doc_remove_args as doc_remove_args, doc_repr as doc_repr
 from .._loops.carry import (
     MaybeBuffer as MaybeBuffer,
     buffer_at_set as buffer_at_set,
