@@ -99,12 +99,12 @@ def test_deep_copy_of_a_local_function_with_rules_has_the_same_structure(transfo
     assert jax.tree.structure(copied) == jax.tree.structure(model)
 
 
-def test_deep_copy_of_an_average_keeps_compiled_functions(key):
+def test_copies_of_an_average_keep_compiled_functions(key):
     model = eqx.nn.MLP(2, 2, 2, 1, activation=compiled, key=key)
     average = eqx.nn.EMA(model, 0.9)
-    copied = copy.deepcopy(average)
-    assert jax.tree.structure(copied) == jax.tree.structure(average)
-    assert eqx.tree_equal(copied.update(model).model(), average.model())
+    for copied in copy.deepcopy(average), pickle.loads(pickle.dumps(average)):
+        assert jax.tree.structure(copied) == jax.tree.structure(average)
+        assert eqx.tree_equal(copied.update(model).model(), average.model())
 
 
 def test_cloudpickle_sends_what_a_script_defines():
