@@ -159,7 +159,7 @@ def find_exclusion(registry: Any) -> Callable[[str], Any]:
 
 
 def pass_over(paths: Iterable[str]) -> None:
-    """Has JAX skip the frames of files whose path starts with one of `paths`."""
+    """Has JAX skip the frames of these files, and of those in these folders."""
     registries = [find_exclusion(private(name)) for name in _REGISTRIES]
     for path in paths:
         for exclude in registries:

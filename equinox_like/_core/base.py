@@ -230,8 +230,24 @@ def frames_hidden(function: Callable[_P, _T]) -> Callable[_P, _T]:
     return call
 
 
-# `nn` is left out: its frames show which layer of a model failed.
-_PRIVATE = os.path.join(FOLDER, "_"), os.path.join(FOLDER, "debug")
+# `nn` is left out: its frames show which layer of a model failed. JAX compares whole parts
+# of a path, so that the beginning of a name would not do.
+_PRIVATE = tuple(
+    os.path.join(FOLDER, part)
+    for part in (
+        "_call_path.py",
+        "_compat",
+        "_core",
+        "_io",
+        "_jit",
+        "_loops",
+        "_module",
+        "_runtime",
+        "_transforms",
+        "_tree",
+        "debug",
+    )
+)
 pass_over(_PRIVATE)
 
 

@@ -55,13 +55,6 @@ class Static(Module, Generic[_T]):
     def value(self) -> _T:
         return self._treedef.unflatten(self._leaves)
 
-    # By its value: a treedef is copied with what its nodes hold, such as programs.
-    def __reduce__(self) -> Any:
-        return Static, (self.value,)
-
-    def __deepcopy__(self, memo: Any) -> "Static[_T]":
-        return self
-
 
 def str2jax(msg: str) -> Module:
     """A pytree without leaves that is shown as a text.

@@ -1,4 +1,4 @@
-"""What transformations share: options as static fields, and names of arguments."""
+"""What transformations share: options as static fields, names of arguments, one check."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -10,8 +10,8 @@ from .._annotations import argument_names, signature_of
 from .._core.base import Transformed, name_of
 from .._core.show_as import show_as
 from .._errors import did_you_mean
-from .._tree.filters import is_array
-from .._tree.nodes import path_str
+from .._tree.filters import is_array, is_array_like
+from .._tree.nodes import describe_node, path_str
 from .._typing import NOT_GIVEN
 
 _P = ParamSpec("_P")
@@ -141,3 +141,18 @@ def show_as_call(
     call = NamedCall("", fun, args, kwargs or {})
     names = [*before, *call.data_names(tree, is_data)]
     return show_as(made, fun, lambda: names)
+
+
+def check_only_arrays(
+    out: Any,
+    name: str,
+    transformation: str,
+    takes: Callable[[Any], bool] = is_array_like,
+) -> None:
+    """Raises `TypeError` for the first leaf of an output that JAX cannot take."""
+    for path, leaf in jtu.tree_flatten_with_path(out)[0]:
+        if not takes(leaf):
+            raise TypeError(
+                f"`{transformation}` of `{name}`: the output must hold arrays and "
+                f"numbers only; `{path_str(path, 'output')}` is {describe_node(leaf)}."
+            )

@@ -55,8 +55,8 @@ from .._tree.match import leaf_name, pair_leaves, spread
 from .._tree.nodes import path_str
 from .._tree.partitioning import filter
 from .._typing import NOT_GIVEN
-from .arguments import WithOptions, applied
-from .jvp_vjp import array_type, check_only_arrays, filter_jvp, is_zero, watch
+from .arguments import WithOptions, applied, check_only_arrays
+from .jvp_vjp import array_type, filter_jvp, is_zero, watch
 from .trace import trace
 
 _P = ParamSpec("_P")

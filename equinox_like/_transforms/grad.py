@@ -35,8 +35,7 @@ from .._tree.nodes import MAKE_A_PYTREE, describe_node
 from .._tree.partitioning import evaluate_filter, leaf_names
 from .._tree.require import check_options
 from .._typing import NOT_GIVEN, GradOptions
-from .arguments import NamedCall, WithOptions, applied
-from .jvp_vjp import check_only_arrays
+from .arguments import NamedCall, WithOptions, applied, check_only_arrays
 
 _P = ParamSpec("_P")
 # With a bound, pyright gives the untyped parameter of a lambda the type `Any`.

@@ -371,18 +371,3 @@ def watch(values: Sequence[Any], see: Callable[[int, bool], None]) -> list[Any]:
 
     identity.defjvp(rule, symbolic_zeros=True)
     return identity(list(values))
-
-
-def check_only_arrays(
-    out: Any,
-    name: str,
-    transformation: str,
-    takes: Callable[[Any], bool] = is_array_like,
-) -> None:
-    """Raises `TypeError` for the first leaf of an output that JAX cannot take."""
-    for path, leaf in jtu.tree_flatten_with_path(out)[0]:
-        if not takes(leaf):
-            raise TypeError(
-                f"`{transformation}` of `{name}`: the output must hold arrays and "
-                f"numbers only; `{path_str(path, 'output')}` is {describe_node(leaf)}."
-            )

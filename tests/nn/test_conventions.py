@@ -383,7 +383,7 @@ def test_layer_is_frozen(name) -> None:
             "max_length embedding_size check_bounds",
         ),
         (nn.SinusoidalPositionalEmbedding, "", "embedding_size theta"),
-        (nn.EMA, "average steps weight", "decay debias _rest _dtypes"),
+        (nn.EMA, "average steps weight", "decay debias _skeleton"),
         (nn.PReLU, "negative_slope", ""),
         (nn.Embedding, "weight", "num_embeddings embedding_size check_bounds"),
         (

@@ -14,17 +14,19 @@ from ..._errors import ShapeError
 from ..._module import Module, field
 from ..._module.construct import filled
 from ..._module.freezing import trainable_leaves
-from ..._module.wrappers import Static
-from ..._tree import combine, is_array, partition
+from ..._tree import is_array, partition
 from ..._tree.copies import tree_copy
 from ..._tree.deleted import deleted_named
 from ..._tree.nodes import describe_node
+from ..._tree.partitioning import STATIC, Skeleton, make_skeleton, merge
 from ..._typing import ArrayLike, DTypeLike
 from .._base.checks import as_array, check_dtype, jax_array, wrong_type
 from .._base.init import default_dtype
 from .._base.precision import accumulation_dtype, computes, saturated
 
 _Model = TypeVar("_Model")
+
+_COPIED = "copied"
 
 
 class EMA(Module, Generic[_Model]):
@@ -75,10 +77,7 @@ class EMA(Module, Generic[_Model]):
     weight: Array = field(trainable=False)
     decay: Any = field(static=True)
     debias: bool = field(static=True)
-    # The model without its arrays.
-    _rest: Static[Any] = field(static=True, repr=False)
-    # The dtypes of the model's arrays, but `None` for those that are copied.
-    _dtypes: tuple[str | None, ...] = field(static=True, repr=False)
+    _skeleton: Skeleton = field(static=True, repr=False)
 
     def __init__(
         self,
@@ -111,17 +110,18 @@ class EMA(Module, Generic[_Model]):
             raise wrong_type(self, "a Python number or a function", "decay", decay)
         if dtype is not None:
             check_dtype(self, "dtype", dtype, jnp.floating)
-        self._dtypes = _averaged_dtypes(model)
-        if not any(self._dtypes):
+        self._skeleton = _skeleton(model)
+        labels = _array_labels(self._skeleton)
+        if all(label == _COPIED for label in labels):
             raise TypeError(
                 "EMA takes a model with trainable parameters; got "
                 f"{describe_node(model)} without any."
             )
-        arrays, rest = partition(tree_copy(model), is_array)
+        arrays, _ = partition(tree_copy(model), is_array)
         leaves, treedef = jtu.tree_flatten(arrays)
-        pairs = zip(leaves, self._dtypes, strict=True)
-        starts = [x if name is None else _wide(x, dtype) for x, name in pairs]
-        self.average, self._rest = treedef.unflatten(starts), Static(rest)
+        pairs = zip(leaves, labels, strict=True)
+        starts = [x if label == _COPIED else _wide(x, dtype) for x, label in pairs]
+        self.average = treedef.unflatten(starts)
         self.steps = jnp.zeros((), jnp.int32)
         self.weight = jnp.zeros((), default_dtype(None))
         self.decay = decay
@@ -146,17 +146,18 @@ class EMA(Module, Generic[_Model]):
         another shape. [`equinox_like.ShapeError`][] if a schedule returns an array that
         is not a scalar.
         """
-        arrays, rest = partition(model, is_array)
+        skeleton = _skeleton(model)
+        arrays, _ = partition(model, is_array)
         _check_alike(self.average, arrays)
         rate, weight = _rate(self)
         leaves, treedef = jtu.tree_flatten(arrays)
-        olds, dtypes = jtu.tree_leaves(self.average), _averaged_dtypes(model)
+        olds, labels = jtu.tree_leaves(self.average), _array_labels(skeleton)
         news = [
-            _renewed(old, new) if dtype is None else _moved(old, new, rate)
-            for old, new, dtype in zip(olds, leaves, dtypes, strict=True)
+            _renewed(old, new) if label == _COPIED else _moved(old, new, rate)
+            for old, new, label in zip(olds, leaves, labels, strict=True)
         ]
         changed = {"average": treedef.unflatten(news), "steps": self.steps + 1}
-        changed |= {"weight": weight, "_rest": Static(rest), "_dtypes": dtypes}
+        changed |= {"weight": weight, "_skeleton": skeleton}
         return filled(type(self), vars(self) | changed)
 
     def model(self) -> _Model:
@@ -165,19 +166,29 @@ class EMA(Module, Generic[_Model]):
         Its arrays are copies, so it can be kept if the `EMA` is donated. The field
         `average` has its arrays in the dtypes of the averages.
         """
-        olds, treedef = jtu.tree_flatten(self.average)
-        pairs = list(zip(olds, self._dtypes, strict=True))
-        news = [x if dtype is None else x.astype(dtype) for x, dtype in pairs]
-        news = [tree_copy(b) if a is b else b for a, b in zip(olds, news, strict=True)]
-        return combine(treedef.unflatten(news), self._rest.value)
+        groups: dict[Any, list[Any]] = {}
+        labels = _array_labels(self._skeleton)
+        for x, label in zip(jtu.tree_leaves(self.average), labels, strict=True):
+            leaf = x if label == _COPIED else x.astype(label)
+            groups.setdefault(label, []).append(tree_copy(leaf) if leaf is x else leaf)
+        return merge(groups, self._skeleton)
 
 
-def _averaged_dtypes(model: Any) -> tuple[str | None, ...]:
-    """For each array of a model, its dtype if it is averaged, or else `None`."""
-    pairs = zip(jtu.tree_leaves(model), trainable_leaves(model), strict=True)
-    return tuple(
-        str(jnp.result_type(x)) if flag else None for x, flag in pairs if is_array(x)
-    )
+def _skeleton(model: Any) -> Skeleton:
+    """The skeleton of a model. An averaged array is labelled with its dtype."""
+    leaves, treedef = jtu.tree_flatten(model)
+
+    def label(leaf: Any, is_parameter: bool) -> Any:
+        if is_parameter:
+            return str(jnp.result_type(leaf))
+        return _COPIED if is_array(leaf) else STATIC
+
+    labels = list(map(label, leaves, trainable_leaves(model)))
+    return make_skeleton(treedef, labels, [x for x in leaves if not is_array(x)])
+
+
+def _array_labels(skeleton: Skeleton) -> list[Any]:
+    return [label for label in skeleton.labels if label is not STATIC]
 
 
 def _wide(x: Any, dtype: DTypeLike | None) -> Array:

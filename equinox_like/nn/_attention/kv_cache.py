@@ -21,7 +21,7 @@ from ..._errors import ShapeError
 from ..._module import Module, field
 from ..._runtime.error_if import error_if
 from ..._typing import ArrayLike
-from .._base.checks import as_size, check_integer, jax_array, wrong_type, wrong_value
+from .._base.checks import as_size, jax_array, wrong_type, wrong_value
 from .._base.precision import saturated
 from .._base.sharding import parts, split_as
 from .._base.state import unchanged
@@ -365,7 +365,8 @@ def _check_new(cache: KVCache, key: Array, value: Array) -> None:
 
 def _broadcast_count(n: ArrayLike, shape: tuple[int, ...]) -> Array:
     n = jnp.asarray(n)
-    check_integer("`KVCache.truncate`", "n", n)
+    if not jnp.issubdtype(n.dtype, jnp.integer):
+        raise TypeError(f"`KVCache.truncate` takes an integer as `n`; got {n.dtype}.")
     try:
         return jnp.broadcast_to(n, shape).astype(jnp.int32)
     except ValueError:

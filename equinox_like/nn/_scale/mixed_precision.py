@@ -29,7 +29,14 @@ from ..._tree.match import flatten_up_to
 from ..._tree.nodes import describe_node, path_str
 from ..._tree.partitioning import map_nodes
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
-from .._base.checks import as_number, as_size, check_layer, jax_array, wrong_type
+from .._base.checks import (
+    as_number,
+    as_size,
+    check_layer,
+    described,
+    jax_array,
+    wrong_type,
+)
 from .._base.precision import (
     accumulation_dtype,
     cast,
@@ -598,7 +605,7 @@ def select_tree(pred: ArrayLike, on_true: _Tree, on_false: _Tree) -> _Tree:
         are_arrays = is_array(a), is_array(b)
         if not any(are_arrays) and jtu.all_leaves([b]):
             return a
-        if not all(are_arrays) or (a.shape, a.dtype) != (b.shape, b.dtype):
+        if not all(are_arrays) or described(a) != described(b):
             raise ValueError(
                 "`select_tree` takes trees of one structure, whose arrays have equal "
                 f"shapes and dtypes; `{path_str(path, 'on_true')}` is {describe_node(a)}, "
