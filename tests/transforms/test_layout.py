@@ -340,15 +340,22 @@ def test_several_processes_train_one_model(processes) -> None:
         np.testing.assert_allclose(np.float32(found), value, rtol=1e-5)
 
 
+LARGE = "data=2,model=4"
+
+
 @pytest.mark.parametrize(
-    "batch, kinds", [(56, ["mixed", "Auto", "Explicit"]), (8, ["mixed"])]
+    ("batch", "cases"),
+    [
+        (56, ["data=8,model=1", "data=4,model=2", LARGE, "data=1,model=8"]),
+        (8, [LARGE, f"{LARGE}:Auto", f"{LARGE}:Explicit"]),
+    ],
 )
-def test_devices_send_each_other_one_block_and_no_batch(batch, kinds) -> None:
+def test_devices_send_each_other_one_block_and_no_batch(batch, cases) -> None:
     """On eight devices, by the text of the program; the numbers are those of one device."""
     script = Path(__file__).parents[1] / "layout_gpt.py"
-    lines = finish(start(script, batch, *kinds, devices=8), timeout=900).splitlines()
+    lines = finish(start(script, batch, *cases, devices=8), timeout=900).splitlines()
     found = [json.loads(line) for line in lines if line.startswith("{")]
-    assert len(found) == 4 * len(kinds)
+    assert len(found) == len(cases)
     for each in found:
         data, model = each["mesh"]
         shapes = [shape for kind in each["collectives"].values() for shape in kind]
