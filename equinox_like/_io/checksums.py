@@ -88,7 +88,9 @@ def _sum(x: Any) -> Any:
         part = x.addressable_data(0) if x.is_fully_replicated else x
         return sum_on_host(jax.device_get(part))
     with jax.set_mesh(_NO_MESH):
-        return sum_on_devices(x)
+        total = sum_on_devices(x)
+    # On CPUs, programs of several processes that run at once wait for each other forever.
+    return total.block_until_ready() if is_on_host else total
 
 
 @jax.jit
