@@ -194,6 +194,7 @@ def padded(x, lengths):
             ),
             "as `make`; got an int",
         ),
+        (lambda: eqx.Layout("data=-1").init(3), "`Layout.init` takes a function as"),
         (lambda: eqx.internal.split(X, 3), "`split` takes a function as `label`"),
         (lambda: eqx.tree_at("[0]", [X], replace_fn=3), "as `replace_fn`; got an int"),
         (lambda: eqx.select(X).where(3), "`where` takes a function as `predicate`"),

@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from .._call_path import call_rebuilt
-from .._core.base import Transformed, frames_hidden
+from .._core.base import frames_hidden, require_callable
 from .._core.context import Context
 from .._core.sharding import (
     axes_of,
@@ -36,7 +36,15 @@ from .._tree.partitioning import filter as filter_tree
 from .._tree.paths import matches, near_paths
 from .._tree.require import named_arguments
 from .._typing import NOT_GIVEN
-from .shard import build_sharded, check_alike_everywhere, following, owner_of, owners_of
+from .arguments import WithOptions, applied
+from .shard import (
+    build_sharded,
+    check_alike_everywhere,
+    following,
+    owner_of,
+    owners_of,
+    parameters_by,
+)
 from .shard_map import JittedMap
 
 _P = ParamSpec("_P")
@@ -284,6 +292,7 @@ class Layout:
         As `shardings`, before anything is computed. `ValueError` in all processes, naming
         the argument, if they pass different ones, such as keys.
         """
+        require_callable(make, "Layout.init", "make")
         place = functools.partial(self.shardings, follow=follow)
         rules = {"rules": repr((self.rules, self.params))}
         return build_sharded(make, args, kwargs, self.mesh, rules, place)
@@ -364,7 +373,7 @@ class Layout:
             return functools.partial(self.jit, **options)
         donate = options.pop("donate", "none")
         kind: Any = JittedMap if jax.process_count() == 1 else _JittedByAll
-        return kind(_InLayout(fun, self), donate, options)
+        return kind(applied(_InLayout, fun, _layout=self), donate, options)
 
     def _pinned(self, out: Any, arguments: Any) -> Any:
         """The output of a step, where what replaces an argument is kept as that is."""
@@ -447,12 +456,14 @@ def constrain(x: _T, names: str) -> _T:
     layout._check_names("constrain", names.split())
 
     def split(path: Any, x: Any) -> Any:
+        if not is_array(x):
+            return x
         name = path_str(path, "x")
         spec = layout._spec_of("constrain", name, x, names.split(), layout.compute)
         check_fits("constrain", name, spec, x, mesh=layout.mesh)
         return constrain_array("constrain", name, x, NamedSharding(layout.mesh, spec))
 
-    return jtu.tree_map_with_path(lambda p, x: split(p, x) if is_array(x) else x, x)
+    return jtu.tree_map_with_path(split, x)
 
 
 def gathers_again(policy: Any) -> Any:
@@ -470,16 +481,12 @@ def _all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
     return primitive.name not in ("sharding_constraint", "reshard", "name")
 
 
-class _InLayout(Transformed[..., Any]):
+class _InLayout(WithOptions[..., Any]):
     """A function that is traced within a layout."""
 
     _transformation_ = "Layout.jit"
 
     _layout: Layout = field(static=True)
-
-    def __init__(self, fun: Any, layout: Layout):
-        super().__init__(fun)
-        self._layout = layout
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         layout = self._layout
@@ -603,8 +610,7 @@ def _is_named_tuple(x: Any) -> bool:
 def _parameters_of(tree: Any, follow: Any) -> Any:
     """The parameters in a tree that has the state of their optimiser too, or the tree."""
     if follow is not None:
-        is_function = callable(follow) and jtu.all_leaves([follow])
-        return follow(tree) if is_function else follow
+        return parameters_by(follow, tree)
     copies: set[type] = set()
 
     def see(x: Any) -> bool:

@@ -381,6 +381,7 @@ def make_sharded(
         assert state[0].mu.layers[0].weight.sharding.spec == P("model")
         ```
     """
+    require_callable(make, "make_sharded", "make")
     require_mesh(mesh, "make_sharded")
     rules = list(rules)  # a generator can be read only once
 
@@ -401,7 +402,6 @@ def build_sharded(
     """What `make` returns, in the shards that `place` returns for its shapes.
 
     `named`: what must be the same in all processes, beside the arguments."""
-    require_callable(make, "make_sharded", "make")
     if at_top_level() and jax.process_count() > 1:
         named = {**named, "make": make}
         if inspect.isfunction(make):
@@ -476,13 +476,19 @@ def _check_rules(rules: list[Any], tree: Any, others: list[str]) -> None:
 FOLLOW = " If it is in the state of an optimiser, pass the parameters: `follow=params`."
 
 
+def parameters_by(follow: Any, tree: Any) -> Any:
+    """What `follow` says: it is the parameters, or a function from `tree` to them."""
+    is_function = callable(follow) and jtu.all_leaves([follow])
+    return follow(tree) if is_function else follow
+
+
 def owners_of(tree: Any, follow: Any) -> dict[Any, tuple[str, Any]]:
     """From the key path of a parameter to its name and itself.
 
     `follow`: the parameters, or a function from `tree` to them. A parameter that is in
     `tree` has the name that it has there.
     """
-    params = follow(tree) if callable(follow) and jtu.all_leaves([follow]) else follow
+    params = parameters_by(follow, tree)
     paths = {id(x): path for path, x in jtu.tree_leaves_with_path(tree)}
     return {
         path: (plain_path(paths.get(id(x), path)), x)
