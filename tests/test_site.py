@@ -27,7 +27,6 @@ ROOT = Path(__file__).resolve().parents[1]
 SECOND_NAMES = ("equinox_like.nn.inference_mode",)
 # Methods that users do not call: for other layers, for Orbax, old names.
 WITHOUT_ENTRY = {
-    "equinox_like.MemoryTotals.peak",  # among its attributes
     "equinox_like.nn.Dropout.deterministic",
     "equinox_like.nn.Dropout.is_active",
     "equinox_like.nn.LoRA.is_stateful",

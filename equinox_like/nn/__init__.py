@@ -17,12 +17,7 @@ from ._adapt.reparam import (
     SpectralNorm as SpectralNorm,
     WeightNorm as WeightNorm,
 )
-from ._adapt.summary import (
-    LayerRow as LayerRow,
-    Summary as Summary,
-    SummaryRow as SummaryRow,
-    summary as summary,
-)
+from ._adapt.summary import Summary as Summary, summary as summary
 from ._attention.attention import MultiheadAttention as MultiheadAttention
 from ._attention.dot_product import dot_product_attention as dot_product_attention
 from ._attention.kv_cache import KVCache as KVCache
