@@ -524,7 +524,9 @@ def test_caps_and_sinks_need_no_more_memory(caps, dtype, run) -> None:
             return nn.dot_product_attention(q, k, v, is_causal=True, **options)
 
         def layers(q, k, v, options):
-            step = lambda q, _: (attend(q, k, v, options), None)
+            def step(q, _):
+                return attend(q, k, v, options), None
+
             return jax.lax.scan(step, q, None, length=3)[0]
 
         def loss(q, k, v, options):
@@ -534,7 +536,10 @@ def test_caps_and_sinks_need_no_more_memory(caps, dtype, run) -> None:
         softcap = {n: x for n, x in options.items() if n == "softcap"}
         sinks = {n: x for n, x in options.items() if n == "sinks"}
         whole = attend if run == "forward" else jax.grad(loss, (0, 1, 2))
-        call = lambda q, k, v, sinks: whole(q, k, v, softcap | sinks)
+
+        def call(q, k, v, sinks):
+            return whole(q, k, v, softcap | sinks)
+
         x = jax.ShapeDtypeStruct((512, 4, 16), dtype)
         program = jax.jit(call).lower(x, x, x, sinks).compile()
         return program.memory_analysis().temp_size_in_bytes
@@ -585,5 +590,5 @@ def test_wrong_caps_and_sinks_are_errors(heads, without_type_checks) -> None:
         nn.dot_product_attention(*heads, sinks=jnp.ones(3))
     heads = [x.astype("complex64") for x in heads]
     for caps in CAPS.values():
-        with pytest.raises(TypeError, match="real queries and keys.*got complex64"):
+        with pytest.raises(TypeError, match=r"real queries and keys; got complex64"):
             nn.dot_product_attention(*heads, **caps)

@@ -347,6 +347,16 @@ CASES = {
         ALL_HEADS,
         call=lambda model, x: attend_to_itself(model, x, cache=model.init_cache(8)),
     ),
+    "attention, all by head, with an int8 cache": Case(
+        functools.partial(attention, num_kv_heads=2),
+        TEXT,
+        X,
+        X,
+        ALL_HEADS,
+        call=lambda model, x: attend_to_itself(
+            model, x, cache=model.init_cache(8, dtype=jnp.int8)
+        ),
+    ),
     "attention with split queries": Case(
         functools.partial(attention, num_kv_heads=2),
         TEXT,

@@ -126,16 +126,26 @@ def as_theta(layer: Any, value: Any) -> float:
     return as_number(layer, "theta", value, "a number > 0", lambda x: x > 0)
 
 
-def check_dtype(layer: Any, name: str, dtype: Any, kind: Any = jnp.inexact) -> None:
-    """Raises `ValueError` unless `dtype` is one of `kind`: inexact or floating."""
+def check_dtype(
+    layer: Any,
+    name: str,
+    dtype: Any,
+    kind: Any = jnp.inexact,
+    others: tuple[str, ...] = (),
+) -> None:
+    """Raises `ValueError` unless `dtype` is one of `kind`, inexact or floating, or one of
+    the `others`."""
 
     def convert(dtype: Any) -> bool | None:
-        is_given = dtype is not None and not is_typed_key(dtype)
-        return (is_given and jnp.issubdtype(jnp.dtype(dtype), kind)) or None
+        if dtype is None or is_typed_key(dtype):
+            return None
+        dtype = jnp.dtype(dtype)
+        return jnp.issubdtype(dtype, kind) or dtype.name in others or None
 
     wanted = "a floating or complex" if kind is jnp.inexact else "a real floating"
-    words = "bfloat16", "float16", "float32", "float64"
-    _converted(layer, name, dtype, f"{wanted} dtype", convert, words)
+    wanted = " or ".join((f"{wanted} dtype", *others))
+    words = "bfloat16", "float16", "float32", "float64", *others
+    _converted(layer, name, dtype, wanted, convert, words)
 
 
 def as_even_size(layer: Any, name: str, value: Any) -> int:
