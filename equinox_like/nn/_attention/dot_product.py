@@ -146,7 +146,11 @@ def dot_product_attention(
         with key_named(key, name):
             key = key[None] if one_head else jax.random.split(key, number)
     visible, drop = Visible(mask, is_causal, window), Drop(dropout, key, inference)
-    softcap, sinks = checked_softcap(name, softcap), _checked_sinks(name, sinks, number)
+    softcap = checked_softcap(name, softcap)
+    if sinks is not None and (sinks := as_array(name, "sinks", sinks)).shape != (
+        number,
+    ):
+        raise wrong_shape(name, f"shape {(number,)}", "sinks", sinks.shape)
     inputs = Inputs(q, k, v, visible, bias, scale, drop, softcap, sinks)
     heads, _ = attend(inputs, implementation)
     return heads[:, 0] if one_head else heads
@@ -162,7 +166,7 @@ def dot_product_attention_weights(
     """
     lengths = query.shape[0], key.shape[0]
     mask = checked_mask("`dot_product_attention_weights`", "mask", mask, 1, lengths)
-    return attention_weights(query, key, mask)
+    return attention_weights(query, key, None, mask, None, None, None)
 
 
 # Validation
@@ -202,15 +206,6 @@ def checked_softcap(taker: str, softcap: Any) -> float | None:
         return None
     wanted = "a finite number > 0, or None"
     return as_number(taker, "softcap", softcap, wanted, lambda x: 0 < x < math.inf)
-
-
-def _checked_sinks(taker: str, sinks: Any, heads: int) -> Array | None:
-    if sinks is None:
-        return None
-    sinks = as_array(taker, "sinks", sinks)
-    if sinks.shape != (heads,):
-        raise wrong_shape(taker, f"an array of shape {(heads,)}", "sinks", sinks.shape)
-    return sinks
 
 
 class Drop(NamedTuple):
@@ -256,7 +251,6 @@ def attend(
     """The heads' outputs `(q, heads, size)`, and weights `(heads, q, kv)` or `None`."""
     inputs = _split_alike(inputs)
     q = inputs.q
-    _check_real(inputs)
     name = _chosen(implementation, inputs, return_weights)
     if name == "cudnn":
         heads = functools.partial(_cudnn_kernel, inputs)
@@ -275,16 +269,6 @@ def attend(
     if cached and q.shape[0] == 1:
         return _one_query_kernel(inputs)
     return _formula_kernel(inputs)
-
-
-def _check_real(inputs: Inputs) -> None:
-    dtype = jnp.result_type(inputs.q.dtype, inputs.k.dtype)
-    has_caps = inputs.softcap is not None or inputs.sinks is not None
-    if has_caps and jnp.issubdtype(dtype, jnp.complexfloating):
-        raise TypeError(
-            "Attention with a softcap or sinks takes real queries and keys; got "
-            f"{dtype}."
-        )
 
 
 def _split_alike(inputs: Inputs) -> Inputs:
@@ -329,10 +313,11 @@ def _softmax(
 ) -> Array:
     # Before the bias is added: in half precision, large biases would be rounded.
     logits = logits.astype(accumulation_dtype(logits))
-    bias, sink = (None if x is None else x.astype(logits.dtype) for x in (bias, sink))
+    bias = None if bias is None else bias.astype(logits.dtype)
     if softcap is None and sink is None:
         return jax.nn.softmax(_biased_and_masked(logits, mask, bias))
-    return _capped_softmax(softcap, logits, mask, bias, sink)
+    sink = jnp.asarray(-jnp.inf if sink is None else sink, logits.dtype)
+    return _capped_softmax(softcap, logits, mask, bias, sink)[0]
 
 
 def _biased_and_masked(logits: Array, mask: Any, bias: Any) -> Array:
@@ -345,38 +330,29 @@ def _biased_and_masked(logits: Array, mask: Any, bias: Any) -> Array:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _capped_softmax(
-    softcap: float | None, logits: Array, mask: Any, bias: Any, sink: Any
-) -> Array:
-    """The softmax with a cap or a sink. For its derivative, only its result is kept, as for
-    that of the softmax alone. JAX would keep the capped logits, too."""
-    return _capped_softmax_and_norm(softcap, logits, mask, bias, sink)[0]
-
-
-def _capped_softmax_and_norm(
-    softcap: float | None, logits: Array, mask: Any, bias: Any, sink: Any
+    softcap: float | None, logits: Array, mask: Any, bias: Any, sink: Array
 ) -> tuple[Array, Array]:
-    """The weights, and the logarithm of the sum of exponentials of each row."""
+    """The softmax with a cap and a sink, and the logarithm of each row's sum.
+
+    JAX would keep the capped logits for the derivative. Here it keeps the weights alone,
+    as for a softmax without a cap, and computes the logits from them.
+    """
     if softcap is not None:
         logits = softcap * jnp.tanh(logits / softcap)
     logits = _biased_and_masked(logits, mask, bias)
-    greatest = jnp.max(logits, -1, keepdims=True)
-    if sink is not None:
-        greatest = jnp.maximum(greatest, sink)
-    greatest = lax.stop_gradient(greatest)
+    greatest = jnp.maximum(jnp.max(logits, -1, keepdims=True), sink)
     exponentials = jnp.exp(logits - greatest)
-    total = jnp.sum(exponentials, -1, keepdims=True)
-    if sink is not None:
-        total = total + jnp.exp(sink - greatest)
+    total = jnp.sum(exponentials, -1, keepdims=True) + jnp.exp(sink - greatest)
     return exponentials / total, greatest + jnp.log(total)
 
 
 @_capped_softmax.defjvp
-def _(softcap: float | None, primals: Any, tangents: Any) -> tuple[Array, Array]:
+def _(softcap: float | None, primals: Any, tangents: Any) -> tuple[Any, Any]:
     _, mask, bias, sink = primals
     d_logits, _, d_bias, d_sink = tangents
-    weights, norm = _capped_softmax_and_norm(softcap, *primals)
+    weights, norm = _capped_softmax(softcap, *primals)
 
-    # So that JAX keeps what this function takes, and not what it computes from that.
+    # A checkpoint, so that JAX keeps what it takes, and not what is computed from that.
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def tangent(weights, norm, mask, bias, sink, d_logits, d_bias, d_sink):
         if softcap is not None:
@@ -387,44 +363,34 @@ def _(softcap: float | None, primals: Any, tangents: Any) -> tuple[Array, Array]
         if mask is not None:
             d_logits = jnp.where(mask, d_logits, 0)
         mean = jnp.sum(weights * d_logits, -1, keepdims=True)
-        if sink is not None:
-            mean = mean + jnp.exp(sink - norm) * d_sink
-        return weights * (d_logits - mean)
+        mean = mean + jnp.exp(sink - norm) * d_sink
+        return weights * (d_logits - mean), mean
 
     more = mask, bias, sink, d_logits, d_bias, d_sink
-    return weights, tangent(weights, norm, *more)
+    return (weights, norm), tangent(weights, norm, *more)
 
 
 def _slope(weights: Array, norm: Array, bias: Any, softcap: float) -> Array:
-    """The derivative of the capped logits, which are computed from the weights."""
+    """The derivative of the cap, computed from the weights."""
     is_seen = weights > 0
     logits = jnp.log(jnp.where(is_seen, weights, 1)) + norm
-    if bias is not None:
-        logits = logits - bias
+    logits = logits if bias is None else logits - bias
     # A row that sees nothing, or has a large bias, does not tell what the logits were.
     tanh = jnp.clip(logits / softcap, -1, 1)
     return jnp.where(is_seen, 1 - jnp.square(tanh), 0)
 
 
-def attention_weights(
-    query: Array,
-    key: Array,
-    mask: Any = None,
-    bias: Any = None,
-    scale: Any = None,
-    softcap: float | None = None,
-    sink: Array | None = None,
-) -> Array:
+def attention_weights(query: Array, key: Array, scale: Any, *rest: Any) -> Array:
+    """The weights of a head; `rest` are the arguments of `_softmax` after the logits."""
     logits = _logits(query, key, scale, product_with_rows)
-    weights = _softmax(logits, mask, bias, softcap, sink)
-    return weights.astype(jnp.result_type(query, key))
+    return _softmax(logits, *rest).astype(jnp.result_type(query, key))
 
 
 def _formula_kernel(inputs: Inputs) -> tuple[Array, Array]:
     q, k, v, _, bias, scale, drop, softcap, sinks = inputs
 
     def head(q, k, v, mask, bias, key, sink):
-        weights = attention_weights(q, k, mask, bias, scale, softcap, sink)
+        weights = attention_weights(q, k, scale, mask, bias, softcap, sink)
         weights = drop.on_head(weights, key)
         return jnp.einsum("sS,Sd->sd", weights, v), weights
 
