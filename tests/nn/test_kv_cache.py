@@ -296,6 +296,8 @@ def test_int8_cache_takes_a_quarter_of_the_memory(build) -> None:
         return sum(x.nbytes for x in jax.tree.leaves(arrays))
 
     wide, small = attention.init_cache(512), attention.init_cache(512, dtype=jnp.int8)
+    for other in ("int8", np.int8, np.dtype("int8")):
+        assert eqx.tree_equal(small, attention.init_cache(512, dtype=other))
     assert size(small) / size(wide) == (64 + 2) / (64 * 4)
     program = compiled(by_layer(attention), small, np.ones(256, np.float32))
     written = sum(x.nbytes for x in jax.tree.leaves(small))

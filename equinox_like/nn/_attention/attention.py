@@ -556,7 +556,7 @@ def _empty_token(
     arrays = [x for x in jax.tree.leaves(projection) if is_inexact_array(x)]
     if dtype is None:
         dtype = dtype_of(projection)
-    if dtype != jnp.int8:
+    if dtype not in ("int8", jnp.int8):
         check_dtype("`init_cache`", "dtype", dtype)
     heads = attention.num_kv_heads
     if not any(any(parts(x)) for x in arrays):

@@ -286,10 +286,9 @@ def extended(cache: KVCache, key: Array, value: Array) -> Seen:
     _check_new(cache, key, value)
     number, slots = key.shape[0], cache.key.shape[0]
     position = new_positions(cache, number)
-    new = {"position": position}
-    for name, x in ("key", key), ("value", value):
-        stored = _narrowed(x, getattr(cache, name).dtype)
-        new[name], new[f"{name}_scale"] = stored
+    new: dict[str, Any] = {"position": position}
+    new["key"], new["key_scale"] = _narrowed(key, cache.key.dtype)
+    new["value"], new["value_scale"] = _narrowed(value, cache.value.dtype)
     old = {name: jax.tree.map(jax_array, getattr(cache, name)) for name in new}
     if cache.overflow == "error" or number == 1:
         start = cache.length if cache.overflow == "error" else cache.length % slots
