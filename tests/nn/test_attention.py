@@ -473,7 +473,7 @@ def test_softcap_and_sinks_are_the_same_with_a_cache(
 
 
 def test_weights_are_those_of_the_softcap_and_the_sinks(build, draw) -> None:
-    attention = build(nn.MultiheadAttention, 2, 8, softcap=2, use_sinks=True)
+    attention = build(nn.MultiheadAttention, 2, 8, softcap=2.0, use_sinks=True)
     x = draw(3, 8).astype("float32")
     _, weights = call(attention, x, x, x, return_weights=True)
     q, k = (

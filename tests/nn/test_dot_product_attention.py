@@ -456,7 +456,11 @@ def masks(name, draw):
         "bias": ({"bias": jnp.asarray(bias)}, True, bias),
         "window": ({"is_causal": True, "window": 2}, (j <= i) & (j > i - 2), 0.0),
         "all": (
-            {"mask": mask[0], "bias": jnp.asarray(bias[0]), "is_causal": True},
+            {
+                "mask": jnp.asarray(mask[0]),
+                "bias": jnp.asarray(bias[0]),
+                "is_causal": True,
+            },
             mask[0] & (j <= i),
             bias[0],
         ),

@@ -576,7 +576,7 @@ def test_dropout_differs_by_layer_and_by_example() -> None:
     assert ((grads[1].a == 0) == dropped).all()
 
 
-def test_dropout_of_wrong_arguments_is_an_error() -> None:
+def test_dropout_of_wrong_arguments_is_an_error(without_type_checks) -> None:
     _, law = adapted()
     with pytest.raises(ValueError, match=r"takes a `p` between 0 and 1; got 1\.5"):
         nn.drop_lora(law, 1.5, key=KEY)

@@ -417,13 +417,9 @@ def _attended(
         )
     if visible.positions is not None:
         visible = Visible(inputs.mask, False, None)
-    options = {"mask": visible.mask, "is_causal": visible.is_causal}
-    options |= {
-        "window": visible.window,
-        "bias": bias,
-        "implementation": implementation,
-    }
-    options |= {"softcap": softcap, "sinks": sinks}
+    options = {"mask": visible.mask, "bias": bias, "softcap": softcap, "sinks": sinks}
+    options |= {"is_causal": visible.is_causal, "window": visible.window}
+    options |= {"implementation": implementation}
     if drop.is_active():
         options |= {"dropout": drop.dropout, "key": key, "inference": drop.inference}
     given = {n: x for n, x in options.items() if x is not None and x is not False}

@@ -50,7 +50,7 @@ def dot_product_attention(
     window: int | None = None,
     implementation: Implementation = None,
     softcap: float | None = None,
-    sinks: Array | None = None,
+    sinks: ArrayLike | None = None,
 ) -> Array:
     r"""Scaled dot-product attention: for each query, a mean of the values weighted by
     its match with the keys.
@@ -147,10 +147,10 @@ def dot_product_attention(
             key = key[None] if one_head else jax.random.split(key, number)
     visible, drop = Visible(mask, is_causal, window), Drop(dropout, key, inference)
     softcap = checked_softcap(name, softcap)
-    if sinks is not None and (sinks := as_array(name, "sinks", sinks)).shape != (
-        number,
-    ):
-        raise wrong_shape(name, f"shape {(number,)}", "sinks", sinks.shape)
+    if sinks is not None:
+        sinks = as_array(name, "sinks", sinks)
+        if sinks.shape != (number,):
+            raise wrong_shape(name, f"shape {(number,)}", "sinks", sinks.shape)
     inputs = Inputs(q, k, v, visible, bias, scale, drop, softcap, sinks)
     heads, _ = attend(inputs, implementation)
     return heads[:, 0] if one_head else heads
