@@ -520,8 +520,16 @@ def test_derivatives_of_caps_and_sinks_are_those_of_finite_differences(
 
 
 @pytest.mark.parametrize("caps", CAPS)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("run", ["forward", "backward", "backward through a scan"])
+@pytest.mark.parametrize(
+    ("dtype", "run"),
+    [
+        ("float32", "forward"),
+        ("float32", "backward"),
+        ("float32", "backward through a scan"),
+        ("bfloat16", "forward"),
+        ("bfloat16", "backward through a scan"),
+    ],
+)
 def test_caps_and_sinks_need_no_more_memory(caps, dtype, run) -> None:
     def memory(options):
         def attend(q, k, v, options):

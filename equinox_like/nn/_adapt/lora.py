@@ -75,7 +75,8 @@ class LoRA(StatefulLayer, Generic[_Layer]):
     `Embedding`, `GRUCell` and `LSTMCell` are computed without forming $W'$, unless the axes
     of a mesh are explicit; other layers with it.
 
-    [`equinox_like.nn.add_lora`][] does this to the layers of a whole model.
+    [`equinox_like.nn.add_lora`][] does this to the layers of a whole model. A layer may
+    have several updates with names, see [`equinox_like.nn.choose_lora`][].
 
     !!! example
 

@@ -377,13 +377,14 @@ class MultiheadAttention(Module):
         **Arguments:**
 
         - `max_length`: the number of tokens that fit into the cache.
-        - `dtype`: of the cached keys and values, floating or complex, or int8; by default
-            that of the parameters of the projections. If it differs from the dtype of a
-            call, keys and values are cast when they are used, so outputs have the same
-            dtype as without a cache. In a narrower float, such as float8_e4m3fn, a
-            number beyond its range becomes its largest or least number. With int8, the
-            key and the value of each head and token have a scale, their largest absolute
-            number divided by 127, so each number is rounded by at most half of it.
+        - `dtype`: of the cached keys and values, floating or complex, or int8 for real
+            ones; by default that of the parameters of the projections. If it differs
+            from the dtype of a call, keys and values are cast when they are used, so
+            outputs have the same dtype as without a cache. In a narrower float, such as
+            float8_e4m3fn, a number beyond its range becomes its largest or least
+            number. With int8, the key and the value of each head and token have a
+            scale, their largest absolute number divided by 127, so each number is
+            rounded by at most half of it.
         - `overflow`: what happens to a token beyond `max_length`. `"error"`: an error
             is raised. `"ring"`: it overwrites the oldest one, so that queries attend to
             the last `max_length` tokens.
