@@ -52,7 +52,7 @@ _Y = TypeVar("_Y")
 
 
 class _Adapter(Module):
-    """The update of a layer, which is not used at present."""
+    """An update of a layer that is not used at present."""
 
     a: Any
     b: Any
@@ -343,7 +343,7 @@ def _with_adapters(
             if name in lora._named():
                 raise ValueError(
                     f"`{taker}` cannot wrap `{inner}`: it is in a LoRA already, with the "
-                    f"name {name!r}. Correct `where`, pass another `name`, or call "
+                    f"name {name!r}. Pass another `name`, or choose other layers, or call "
                     "`merge_lora` first."
                 )
             wanted[path] = wanted.pop(inner)
@@ -449,8 +449,8 @@ def _rank(b: Any) -> int:
 
 
 def drop_lora(model: _Tree, p: float, *, key: PRNGKeyArray) -> _Tree:
-    """Drops inputs of the updates of each [`equinox_like.nn.LoRA`][], as a dropout before
-    its $A$ does; the layers themselves get all of their inputs.
+    """Drops inputs of the update of each [`equinox_like.nn.LoRA`][], as a dropout before
+    its $A$ would. The layer itself gets all of its inputs.
 
     Call it in the loss function, so that the gradients are those of the model before:
 
@@ -477,7 +477,7 @@ def drop_lora(model: _Tree, p: float, *, key: PRNGKeyArray) -> _Tree:
     def dropped(path: str, lora: LoRA) -> LoRA:
         leaves, structure = jax.tree.flatten(lora.a)
         keys = jax.random.split(_key_at(path, key, "`drop_lora`"), len(leaves))
-        # A column is multiplied by the inputs that it is dropped with.
+        # To drop an input is to drop the column of `a` that it is multiplied by.
         ones = (jnp.ones_like(a[..., :1, :]) for a in leaves)
         masks = (dropout(x, key=k) for x, k in zip(ones, keys, strict=True))
         a = structure.unflatten(map(jnp.multiply, leaves, masks))
@@ -548,10 +548,13 @@ def load_lora(path: FilePath, model: _Tree, name: str = "default") -> _Tree:
     saved = json.loads(load_metadata(path).get("lora", "{}"))
     layers = dict(select(model))
     if not saved or not layers.keys() >= saved.keys():
-        what = sorted(saved.keys() - layers.keys()) or "no updates"
+        absent = sorted(saved.keys() - layers.keys())
+        has = (
+            f"updates of {absent}, which the model has not" if absent else "no updates"
+        )
         raise ValueError(
-            f"`load_lora` takes a file of `save_lora` for the layers of this model; "
-            f"`{path}` has {what}, which the model has not."
+            "`load_lora` takes a file of `save_lora` with updates for layers of the model; "
+            f"`{path}` has {has}."
         )
     wanted = {}
     for at, options in saved.items():
