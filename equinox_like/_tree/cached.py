@@ -99,7 +99,12 @@ def _not_flattened(instance: Any) -> list[tuple[Any, Sequence[Any], Any]]:
         for value in values:
             what = kinds.get(type(value))
             if what is _CACHED:
-                if FLAT not in raw_dict(value) and not value._assignable_:
+                flat = raw_dict(value).get(FLAT)
+                if flat and type(flat[1]) is Waiting and not flat[1].built.is_closed:
+                    # It waits with the arrays within its lists, not with the lists.
+                    build_now(value)
+                    flat = None
+                if flat is None and not value._assignable_:
                     pending.append(value)
             elif what is _TUPLE or (what is None and isinstance(value, tuple)):
                 pending.append(value)
