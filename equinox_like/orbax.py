@@ -24,6 +24,7 @@ from ._tree.require import (
 
 try:
     import orbax.checkpoint as _ocp
+    from orbax.checkpoint.future import ChainedFuture as _ChainedFuture
 except ImportError:
     raise ImportError(
         "`equinox_like.orbax` needs the package `orbax-checkpoint`: "
@@ -73,9 +74,11 @@ class TreeHandler(_ocp.AsyncCheckpointHandler):
         saved = _trees.as_pytree_save(args.tree)
         futures = await self._arrays.async_save(directory, args=saved)
         sums = _trees.start_sums(saved.item)
-        # Orbax calls this before it names the directory as a finished step.
-        write = lambda: _trees.write_sums(directory, sums.result())  # noqa: E731
-        return [_ocp.future.ChainedFuture([*(futures or ()), sums], write)]
+
+        def write() -> None:  # before Orbax gives the step its final name
+            _trees.write_sums(directory, sums.result())
+
+        return [_ChainedFuture([*(futures or ()), sums], write)]
 
     def save(self, directory: Any, args: "Save") -> None:
         """Saves, and waits until all is written."""

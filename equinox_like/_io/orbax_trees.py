@@ -21,14 +21,7 @@ from jax.experimental.multihost_utils import process_allgather
 from .._compat.arrays import putter, weakly_typed
 from .._compat.tracing import Tracer
 from .._errors import LeafError
-from .._tree.arrays import (
-    describe_array,
-    is_concrete,
-    is_deleted,
-    is_typed_key,
-    is_weak,
-    with_key,
-)
+from .._tree.arrays import describe_array, is_deleted, is_typed_key, is_weak, with_key
 from .._tree.cycles import check_no_cycle
 from .._tree.filters import is_array, is_array_or_struct
 from .._tree.nodes import listed, plain_path
@@ -102,17 +95,18 @@ def _crc(text: str) -> str:
     return f"{zlib.crc32(text.encode()):08x}"
 
 
-# By name, the sum of the words of an array, and its number of elements.
+# By name, the sum of an array and its number of elements, or those of a part.
 _Sums = dict[str, tuple[int, int]]
 
 
 def start_sums(arrays: dict[str, Any]) -> "Future[_Sums]":
-    """The sums of what this process has of `arrays`, computed by a thread.
+    """Sums up what this process has of `arrays`, in a thread.
 
     The arrays may be donated or deleted meanwhile.
     """
-    is_first = jax.process_index() == 0  # which writes the arrays of NumPy
-    own = {n: own_parts(x) for n, x in arrays.items() if is_first or is_concrete(x)}
+    if jax.process_index() > 0:  # the first process writes the arrays of NumPy
+        arrays = {n: x for n, x in arrays.items() if isinstance(x, jax.Array)}
+    own = {name: own_parts(x) for name, x in arrays.items()}
     pool = ThreadPoolExecutor(1)
     sums = pool.submit(_sums, {name: parts for name, parts in own.items() if parts})
     pool.shutdown(wait=False)
@@ -307,50 +301,48 @@ def _read(arrays: Any, directory: Any, wanted: list[Wanted]) -> dict[str, Any]:
     wanted = [x for x in wanted if is_array_or_struct(x.like) and x.like.size]
     if not wanted:
         return {}
-    problems: dict[str, str | None] = {}
+    unread: dict[str, str | None] = {}
     try:
         read = _read_together(arrays, directory, wanted)
     except Exception:
         read = {}
-        problems = {x.name: _why_unread(arrays, directory, x, read) for x in wanted}
+        unread = {x.name: _why_unread(arrays, directory, x, read) for x in wanted}
     saved = _saved_sums(directory)
-    for x in wanted:
-        problems[x.name] = problems.get(x.name) or _difference(x, read[x.name], saved)
-    others = _problems_of_sums(wanted, read, problems, saved)
+
+    def check(leaf: Wanted) -> tuple[int, str | None]:
+        problem = unread.get(leaf.name)
+        return (0, problem) if problem else _compared(leaf, read[leaf.name], saved)
+
+    checked = in_threads(check, wanted)
+    totals = np.array([(rest, problem is not None) for rest, problem in checked], "u8")
+    if jax.process_count() > 1:  # so that all of them raise the same error
+        words = totals.view("u4")  # JAX may lack integers of 64 bits
+        totals = process_allgather(words).view("u8").sum(0)
     faults = Faults(str(directory), "the checkpoint")
-    for leaf, other in zip(wanted, others, strict=True):
-        if problem := problems[leaf.name] or other:
-            faults.note(leaf, f"is damaged: {problem}")
+    for leaf, (_, problem), (rest, count) in zip(wanted, checked, totals, strict=True):
+        if rest or count:
+            other = "another process found that" if count else OTHER_SUM
+            faults.note(leaf, f"is damaged: {problem or other}")
     faults.raise_any()
     return read
 
 
-def _problems_of_sums(
-    wanted: list[Wanted], read: dict[str, Any], problems: dict[str, Any], saved: _Sums
-) -> list[str | None]:
-    """What all processes together find of each leaf, so that all raise the same error."""
+def _compared(leaf: Wanted, array: Any, saved: _Sums) -> tuple[int, str | None]:
+    """Compares the array that was read with the one that was saved.
 
-    def excess(leaf: Wanted) -> tuple[int, bool]:
-        if problems[leaf.name]:
-            return 0, True
-        return _excess(read[leaf.name], saved[leaf.name][0]), False
-
-    found = np.array(in_threads(excess, wanted), np.uint64)
-    if jax.process_count() > 1:
-        # JAX may lack integers of 64 bits.
-        found = process_allgather(found.view(np.uint32)).view(np.uint64).sum(0)
-    return [
-        "another process found so" if failures else OTHER_SUM if rest else None
-        for rest, failures in found
-    ]
-
-
-def _excess(array: Any, expected: int) -> int:
-    """The sum of what this process has of an array, minus the sum that was saved if it has
-    the first element. For all processes together this is zero modulo 2**64."""
+    **Returns:** the sum of the parts that this process has, less the saved sum if they
+    include the first element: over all processes, these are zero modulo 2**64. And what
+    else is wrong.
+    """
+    expected, size = saved.get(leaf.name, (0, 0))
+    problem = _difference(leaf, array)
+    if problem is None and size != array.size:
+        problem = "a checksum of its data is missing or damaged"
+    if problem:
+        return 0, problem
     parts = own_parts(array)
-    is_first = any(not any(part.start) for part in parts)
-    return (sum_of_parts(parts) - is_first * expected) % (1 << 64)
+    has_first = any(not any(part.start) for part in parts)
+    return (sum_of_parts(parts) - has_first * expected) % (1 << 64), None
 
 
 def _saved_sums(directory: Any) -> _Sums:
@@ -374,8 +366,8 @@ def _why_unread(arrays: Any, directory: Any, leaf: Wanted, read: Any) -> str | N
         return f"it cannot be read: {_first_line(error)}"
 
 
-def _difference(leaf: Wanted, array: Any, sums: _Sums) -> str | None:
-    """How the array that was read differs from the one that was saved, except in value."""
+def _difference(leaf: Wanted, array: Any) -> str | None:
+    """How the kind of the array that was read differs from that which was saved, if so."""
     stored = leaf.saved["array"]
     if "key" in leaf.saved:
         stored = describe_array(jax.eval_shape(jax.random.key_data, leaf.like))
@@ -385,8 +377,7 @@ def _difference(leaf: Wanted, array: Any, sums: _Sums) -> str | None:
     if is_alike and where is not None:
         is_alike = array.sharding.is_equivalent_to(where, array.ndim)
     if is_alike and found == stored:
-        is_summed = sums.get(leaf.name, (0, 0))[1] == array.size
-        return None if is_summed else "a checksum of its data is missing or damaged"
+        return None
     return f"{type(array).__name__} {found} was read, not {stored} on {where}"
 
 
