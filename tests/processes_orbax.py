@@ -1,12 +1,13 @@
 """Run by `test_orbax.py` in several processes, with four devices together."""
 
-import functools
+import itertools
 import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 import equinox_like as eqx
@@ -98,23 +99,24 @@ class Damaging(ocp.PyTreeCheckpointHandler):
         return read | {self.name: rebuilt}
 
 
-def check_damage_is_found(path, like, where):
+def check_damage_is_found(folder):
     """One process finds a damage, and all raise the same error."""
+    like = eqx.filter_eval_shape(make, jax.random.key(0))
+    where = eqx.shardings(like, jax.make_mesh((4,), ("x",)), RULES)
     rng = np.random.default_rng(0)
-    restore = functools.partial(orbax.Restore, like, where)
     names = ["[0].layers[0].weight", "[1]", "[2].layers[1].weight"]
-    for process in range(jax.process_count()):
-        for name in names:
-            for bit in [None, *rng.integers(0, 1 << 16, 3).tolist()]:
-                handler = orbax.TreeHandler(Damaging(process, name, bit))
-                with ocp.Checkpointer(handler) as checkpointer:
-                    try:
-                        checkpointer.restore(path, args=restore())
-                        raise AssertionError(f"{name} {bit} was not found")
-                    except eqx.LeafError as error:
-                        assert f"`{name}` is damaged: " in str(error), error
-                        assert str(error).count("is damaged") == 1, error
-                        assert error.path, error
+    for process, name in itertools.product(range(jax.process_count()), names):
+        for bit in [None, *rng.integers(0, 1 << 16, 3).tolist()]:
+            handler = orbax.TreeHandler(Damaging(process, name, bit))
+            with ocp.Checkpointer(handler) as checkpointer:
+                try:
+                    path = epath.Path(folder) / "1" / "default"
+                    checkpointer.restore(path, args=orbax.Restore(like, where))
+                    raise AssertionError(f"{name} {bit} was not found")
+                except eqx.LeafError as error:
+                    assert f"`{name}` is damaged: " in str(error), error
+                    assert str(error).count("is damaged") == 1, error
+                    assert error.path, error
 
 
 def check_restored(folder):
@@ -129,8 +131,6 @@ def check_restored(folder):
                 with jax.set_mesh(mesh):
                     again = manager.restore(step, args=orbax.Restore(like, where))
                 check_as_expected(again, where)
-        path = manager.directory / "1" / "default"
-        check_damage_is_found(path, like, eqx.shardings(like, mesh, RULES))
 
 
 def save(folder):
@@ -149,6 +149,7 @@ def main(address, count, number, folder, task):
     jax.distributed.initialize(address, int(count), int(number))
     if task == "save":
         save(folder)
+        check_damage_is_found(folder)
     check_restored(folder)
     print("as saved")
 

@@ -406,6 +406,7 @@ def test_processes_save_and_restore_their_own_shards(tmp_path, savers, others):
         run = run_together(script, folder, task, processes=count, devices=4 // count)
         assert all("as saved" in printed for printed in run)
     processes_orbax.check_restored(folder)
+    processes_orbax.check_damage_is_found(folder)
 
 
 def test_without_orbax_the_error_says_what_to_install():
