@@ -399,7 +399,13 @@ def _restore_args(wanted: Wanted) -> Any:
     # Orbax would commit an array without a sharding to one device. One of NumPy has none.
     if wanted.sharding is None or _is_narrowed(wanted):
         return ocp.RestoreArgs(restore_type=np.ndarray)
-    return ocp.ArrayRestoreArgs(sharding=wanted.sharding)
+    like = wanted.like
+    if "key" in wanted.saved:
+        like = jax.eval_shape(jax.random.key_data, like)
+    # Orbax reads faster if it need not look up the shape and the dtype.
+    return ocp.ArrayRestoreArgs(
+        sharding=wanted.sharding, global_shape=like.shape, dtype=like.dtype
+    )
 
 
 def _leaf(wanted: Wanted, read: dict[str, Any]) -> Any:
