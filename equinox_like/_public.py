@@ -93,6 +93,8 @@ TABLE: Final = {
     "*DataParallel": "`eqx.filter_shard`",
     "optim Optimizer": "`optax`",
     "remat": "`eqx.filter_checkpoint`",
+    "make_sharded": "`eqx.Layout(mesh, rules).init(make)`",
+    "shardings": "`eqx.Layout(mesh, rules).shardings(tree)`",
     "tree_map": "`jax.tree.map`",
 }
 

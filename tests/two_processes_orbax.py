@@ -47,12 +47,12 @@ def main(address, count, number, folder):
     rules = [("**.weight", P("x")), ("[1]", P("x")), ("**", P())]
     mesh = jax.make_mesh((4,), ("x",))
     other = jax.make_mesh((2, 2), ("y", "x"))
-    tree = eqx.make_sharded(make, key, mesh=mesh, rules=rules)
+    tree = eqx.Layout(mesh, rules).init(make, key)
     like = eqx.filter_eval_shape(make, key)
     with ocp.CheckpointManager(folder) as manager:
         manager.save(1, args=orbax.Save(tree))
         manager.wait_until_finished()
-        where = eqx.shardings(like, other, rules)
+        where = eqx.Layout(other, rules).shardings(like)
         again = manager.restore(1, args=orbax.Restore(like, where))
         check_refused(manager, tree, mesh)
     whole = eqx.filter_jit(make)(key)
