@@ -41,7 +41,7 @@ from .._tree.partitioning import filter as filter_tree
 from .._tree.paths import matches, near_paths
 from .._tree.require import named_arguments
 from .._typing import NOT_GIVEN
-from .arguments import WithOptions
+from .arguments import WithOptions, applied
 from .optimiser_state import following, owner_of, parameters_of
 from .shard import check_alike_everywhere, filter_shard
 from .shard_map import JittedMap
@@ -427,7 +427,8 @@ class Layout:
         donate = options.pop("donate", "none")
         is_of_several = getattr(self.mesh, "is_multi_process", False)
         kind: Any = _JittedByAll if is_of_several else JittedMap
-        return kind(_InLayout(fun, _layout=self, _follow=follow), donate, options)
+        held = applied(_InLayout, fun, _layout=self, _follow=follow)
+        return kind(held, donate, options)
 
     def _pinned(self, out: Any, arguments: Iterable[Any], params: Any) -> Any:
         """The output of a step, where what replaces an argument is kept as that is.
