@@ -479,3 +479,17 @@ def test_devices_send_each_other_one_block_and_no_batch(batch, cases) -> None:
         # The largest moment is split over both axes.
         assert each["moment"] == [3, 320 // model, 64 // data]
         assert each["difference"] < 1e-5 and each["traces"] == 1
+
+
+def test_a_step_needs_no_more_memory_than_one_written_by_hand() -> None:
+    """The bytes of temporary arrays that XLA says for a GPT of 12 million parameters."""
+    script = Path(__file__).parents[1] / "layout_memory.py"
+    cases = [f"{mesh}:{size}" for mesh in (LARGE, "data=8,model=1") for size in (8, 64)]
+    lines = finish(start(script, *cases, devices=8), timeout=900).splitlines()
+    found = [tuple(map(int, line.split())) for line in lines]
+    assert len(found) == 2 * len(cases)
+    for (held, needed), (held_by_hand, needed_by_hand) in zip(
+        found[::2], found[1::2], strict=True
+    ):
+        assert held == pytest.approx(held_by_hand, rel=0.01)
+        assert needed <= 1.08 * needed_by_hand
