@@ -1,6 +1,7 @@
 """`Layout`: arrays are kept as its rules say, gathered for use, and kept again; the numbers
 are those of one device."""
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -25,7 +26,7 @@ from layout_net import (
     rows,
     train,
 )
-from processes import finish, run_together, start
+from processes import finish, free_port, run_together, start
 
 import equinox_like as eqx
 from equinox_like import nn
@@ -449,6 +450,41 @@ def test_several_processes_train_one_model(processes) -> None:
     for i, found in enumerate(zip(*losses, strict=True)):
         model, state, value = eqx.filter_jit(train)(model, state, *rows(i))
         np.testing.assert_allclose(np.float32(found), value, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2)])
+def test_training_that_is_killed_while_it_saves_resumes_on_other_processes(
+    before, after, tmp_path
+) -> None:
+    """The last step that was saved is trained on, on another mesh."""
+    pytest.importorskip("orbax.checkpoint")
+    script = Path(__file__).parents[1] / "killed_layout.py"
+    address, mesh = f"127.0.0.1:{free_port()}", "data=-1,model=2"
+    killed = [
+        start(script, address, before, i, tmp_path / "steps", mesh, devices=2)
+        for i in range(before)
+    ]
+    try:
+        is_before = "written, not committed\n".__ne__
+        lines = list(itertools.takewhile(is_before, killed[0].stdout))
+        assert killed[0].poll() is None, killed[0].communicate()
+    finally:
+        for process in killed:
+            process.kill()  # by SIGKILL
+            process.communicate()
+
+    options = {"processes": after, "devices": 2}
+    printed = run_together(script, tmp_path / "steps", "data=-1,model=1", **options)
+    losses, *resumed = map(losses_in, [lines, *map(str.splitlines, printed)])
+    assert len(losses) == 3 and resumed == resumed[:1] * after
+    model, state = eqx.filter_jit(make)(jax.random.key(0))
+    for i, found in enumerate([*losses[:2], *resumed[0]]):
+        model, state, value = eqx.filter_jit(train)(model, state, *rows(i))
+        np.testing.assert_allclose(found, value, rtol=1e-5)
+
+
+def losses_in(lines):
+    return [float(line.split()[1]) for line in lines if line.startswith("loss ")]
 
 
 LARGE = "data=2,model=4"
