@@ -249,8 +249,8 @@ class Layout:
         return self._kept(tree, params)
 
     def _kept(self, tree: Any, params: Any, others: Any = None) -> Any:
-        """`others`: in place of arrays that are not parameters or of their state, and that
-        no rule matches. By default they are whole."""
+        """`others`: in place of arrays that are neither parameters nor of their state. By
+        default these are kept by their own paths."""
         owners = _arrays_of(params)
         stacks = [path for path, _ in _stacks(params)]
         whole = NamedSharding(self.mesh, PartitionSpec())
@@ -259,12 +259,14 @@ class Layout:
             if not is_array_or_struct(x):
                 return None
             name, owner = plain_path(path), owner_of(path, owners)
+            if owner is None and others is not None:
+                return others
             names = [owner.name] if owner else []
             if owner is None or x is not owner.array:
                 names.append(name)
             rule = self._rule(*names)
             if rule is None or (owner is None and x.ndim == 0):
-                return whole if owner or others is None else others
+                return whole
             if owner is None or not matches(rule[0], owner.name):
                 return NamedSharding(
                     self.mesh, self._spec(rule, name, x, 0, self.params)
@@ -409,7 +411,8 @@ class Layout:
         """[`equinox_like.filter_jit`][] of a function that is traced within this layout.
 
         In it [`equinox_like.gather`][] and [`equinox_like.constrain`][] have an effect. An
-        output that has the structure and the shapes of an argument is kept as that is.
+        output that has the structure and the shapes of an argument is kept as that is: of
+        arguments, the parameters and their state.
 
         **Arguments:**
 

@@ -190,10 +190,11 @@ def test_several_models_are_followed_at_once() -> None:
 
 
 def test_outputs_that_are_not_in_the_layout_stay_as_they_are() -> None:
-    layout = layout_of()
-    (x,) = layout.batch((np.ones((BATCH, 4)),))
-    (y,) = layout.jit(lambda x: (2 * x,))(x)
-    assert y.sharding.is_equivalent_to(x.sharding, 2)
+    layout = layout_of(rules=[*RULES, ("**", P())])
+    batch = layout.batch((np.ones((BATCH, 4)),))
+    model = layout.init(Net, jax.random.key(0))
+    (y,) = layout.jit(lambda model, batch: (2 * batch[0],))(model, batch)
+    assert y.sharding.is_equivalent_to(batch[0].sharding, 2)
 
 
 def test_a_spec_may_name_an_axis_of_one_device() -> None:
