@@ -26,14 +26,15 @@ def parameters_of(tree: Any, follow: Any, otherwise: Any) -> Any:
     if follow is not None:
         is_function = callable(follow) and jtu.all_leaves([follow])
         return follow(tree) if is_function else follow
-    states = _outermost(_is_state, tree)
-    kinds = {_kind(x) for state in states for x in Nodes(state).all}
-
-    def is_copied(x: Any) -> bool:
-        return _kind(x) is not None and _kind(x) in kinds
 
     def is_module(x: Any) -> bool:
         return isinstance(x, Module)
+
+    states = _outermost(_is_state, tree)
+    kinds = {_kind(x) for state in states for x in Nodes(state, is_leaf=is_module).all}
+
+    def is_copied(x: Any) -> bool:
+        return _kind(x) is not None and _kind(x) in kinds
 
     def outside(is_wanted: Callable[[Any], bool]) -> list[Any]:
         found = _outermost(lambda x: _is_state(x) or is_wanted(x), tree)

@@ -163,6 +163,17 @@ def test_rules_serve_an_optimiser_without_copies_of_the_model() -> None:
         assert model.layers[0].weight.sharding.spec == P("data", None)
 
 
+def test_model_is_found_beside_what_is_like_a_part_of_it() -> None:
+    layout = eqx.Layout("data=-1", [("layers[0].weight", P("data"))])
+
+    def make_with_head(key):
+        return nn.Linear(4, 4, key=key), *make_mlp(optimiser)
+
+    _, model, state = layout.init(make_with_head, jax.random.key(0))
+    assert model.layers[0].weight.sharding.spec == P("data")
+    assert state[0].mu.layers[0].weight.sharding.spec == P("data")
+
+
 def make_mlp(optimiser):
     model = nn.MLP(4, 4, 8, 1, key=jax.random.key(0))
     return model, optimiser.init(eqx.filter(model, eqx.trainable))
