@@ -15,6 +15,7 @@ from . import (
     gpu,
     imports,
     layers,
+    layouts,
     libraries,
     loops,
     losses,
@@ -33,6 +34,7 @@ SUBJECTS = {
     "dispatch": dispatch.run,
     "modes": dispatch.run_modes,
     "stages": dispatch.run_stages,
+    "layout": dispatch.run_layout,
     "methods": dispatch.run_methods,
     "networks": networks.run,
     "flax": flax_networks.run,
@@ -54,6 +56,7 @@ SUBJECTS = {
     "imports": imports.run,
     "memory": memory.run,
     "sharded": sharded.run,
+    "layouts": layouts.run,
     "gpu": gpu.run,
 }
 

@@ -138,6 +138,25 @@ def run_stages(rounds: int) -> None:
         show(f"Ahead of time, {kind}: a call, until it returns", rows)
 
 
+def run_layout(rounds: int) -> None:
+    """Calls of `Layout.jit`, by `filter_jit` on the same arrays."""
+    layout = eqx.Layout("data=-1")
+    rows: list[Row] = []
+    for size in SIZES:
+        model = layout.init(partial(net, "ours", nested_dict(size)))
+        ours = {"filter_jit": eqx.filter_jit, "Layout.jit": layout.jit}
+        contenders = {k: partial(jitted(step), model) for k, jitted in ours.items()}
+        title = f"step, {size} leaves"
+        rows.append(compare(title, contenders, goal="1.05x", rounds=rounds))
+        loops = {
+            k: Loop(jitted(step, donate="all"), fresh(model))
+            for k, jitted in ours.items()
+        }
+        title = f"step with donation, {size} leaves"
+        rows.append(compare(title, loops, goal="1.05x", rounds=rounds))
+    show("Layout.jit: time of a call, until it returns", rows)
+
+
 def run_methods(rounds: int) -> None:
     """Compiled methods, which are read from the instance at each call."""
     x = jnp.ones(())

@@ -25,8 +25,8 @@ class Net(eqx.Module):
         keys = jax.random.split(key, 32)
         self.layers = [eqx.nn.Linear(width, width, key=k) for k in keys]
 
-mesh = jax.make_mesh((16,), ("model",))
 rules = [("**.weight", P(None, "model")), ("**", P("model"))]
+layout = eqx.Layout("model=16", rules)
 key = jax.random.key(0)
 
 def measure(width):
@@ -40,17 +40,15 @@ def main():
     measure(int(sys.argv[1]))
 """
 _CONTENDERS = {
-    "make_sharded": """
+    "Layout.init": """
 def make(width):
-    return eqx.make_sharded(Net, width, key, mesh=mesh, rules=rules)
+    return layout.init(Net, width, key)
 """,
     "construct, then filter_shard": """
 def make(width):
     model = Net(width, key)
     # Else parts of it are freed while others are being split: how many is up to chance.
-    return jax.block_until_ready(
-        eqx.filter_shard(model, eqx.shardings(model, mesh, rules))
-    )
+    return jax.block_until_ready(eqx.filter_shard(model, layout.shardings(model)))
 """,
 }
 

@@ -61,8 +61,6 @@ from ._transforms.mesh_layout import (
 from ._transforms.shard import (
     filter_device_put as filter_device_put,
     filter_shard as filter_shard,
-    make_sharded as make_sharded,
-    shardings as shardings,
 )
 from ._transforms.shard_map import (
     filter_pmap as filter_pmap,

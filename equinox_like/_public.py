@@ -93,6 +93,8 @@ TABLE: Final = {
     "*DataParallel": "`eqx.filter_shard`",
     "optim Optimizer": "`optax`",
     "remat": "`eqx.filter_checkpoint`",
+    "make_sharded": "`eqx.Layout.init`",
+    "shardings": "`eqx.Layout.shardings`",
     "tree_map": "`jax.tree.map`",
 }
 

@@ -142,4 +142,5 @@ def main(batch, cases):
         print(json.dumps(found), flush=True)
 
 
-main(int(sys.argv[1]), sys.argv[2:])
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])

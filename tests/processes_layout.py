@@ -37,6 +37,12 @@ def main(address, processes, number):
     shapes = {"x": np.ones((4 + 4 * number, t.WIDTH), "float32")}
     text = error_of(layout.batch, shapes)
     assert "`rows['x']`" in text, text
+    # A layout on the devices of this process takes its arrays.
+    own_layout = t.layout_of(
+        jax.make_mesh((1, 2), ("data", "model"), devices=jax.local_devices())
+    )
+    rows = own_layout.batch(np.ones((2, t.WIDTH), "float32"))
+    assert own_layout.jit(lambda x: 2 * x)(rows).is_fully_addressable
     print(*losses)
 
 

@@ -102,7 +102,7 @@ class Damaging(ocp.PyTreeCheckpointHandler):
 def check_damage_is_found(folder):
     """One process finds a damage, and all raise the same error."""
     like = eqx.filter_eval_shape(make, jax.random.key(0))
-    where = eqx.shardings(like, jax.make_mesh((4,), ("x",)), RULES)
+    where = eqx.Layout(jax.make_mesh((4,), ("x",)), RULES).shardings(like)
     rng = np.random.default_rng(0)
     names = ["[0].layers[0].weight", "[1]", "[2].layers[1].weight"]
     for process, name in itertools.product(range(jax.process_count()), names):
@@ -127,7 +127,7 @@ def check_restored(folder):
     with ocp.CheckpointManager(folder) as manager:
         for step in STEPS:
             for each in meshes:
-                where = eqx.shardings(like, each, RULES)
+                where = eqx.Layout(each, RULES).shardings(like)
                 with jax.set_mesh(mesh):
                     again = manager.restore(step, args=orbax.Restore(like, where))
                 check_as_expected(again, where)
@@ -138,7 +138,7 @@ def save(folder):
     with ocp.CheckpointManager(folder) as manager:
         for step, shape in zip(STEPS, [(1, 4), (2, 2)], strict=True):
             each = jax.make_mesh(shape, ("y", "x"))
-            tree = eqx.make_sharded(make, key, mesh=each, rules=RULES)
+            tree = eqx.Layout(each, RULES).init(make, key)
             manager.save(step, args=orbax.Save(tree))
             manager.wait_until_finished()
             if step == 1:

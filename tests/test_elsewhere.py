@@ -77,6 +77,8 @@ ANSWERS = {
     "eqx.Array": "`jax.Array`",
     "eqx.associative_scan": "`jax.lax.associative_scan`",
     "eqx.tree_map": "`jax.tree.map`",
+    "eqx.make_sharded": "`eqx.Layout.init`",
+    "eqx.shardings": "`eqx.Layout.shardings`",
     "eqx.optim": "`optax`",
 }
 TRANSFORMATIONS = (

@@ -154,10 +154,10 @@ def test_it_is_restored_onto_another_mesh(manager, key):
     rules = [("**.linear.weight", P("x")), ("**", P())]
     before = jax.make_mesh((4,), ("x",), **auto)
     after = jax.make_mesh((2,), ("x",), devices=jax.devices()[2:], **auto)
-    model, _ = eqx.make_sharded(nn.make_with_state(Net), key, mesh=before, rules=rules)
+    model, _ = eqx.Layout(before, rules).init(nn.make_with_state(Net), key)
     like = eqx.filter_eval_shape(lambda: model)
     again = round_trip(
-        manager, model, like, shardings=eqx.shardings(like, after, rules)
+        manager, model, like, shardings=eqx.Layout(after, rules).shardings(like)
     )
     assert again.linear.weight.sharding.mesh == after
     assert again.linear.weight.addressable_shards[0].data.shape == (2, 4)

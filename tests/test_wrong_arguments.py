@@ -188,12 +188,6 @@ def padded(x, lengths):
         (lambda: eqx.filter_while_loop(same, 3, X), "as `body`; got an int"),
         (lambda: eqx.filter_fori_loop(0, 2, X, same), "as `body`; got float32[3]"),
         (lambda: eqx.filter_eval_shape(3), "as `fun`; got an int"),
-        (
-            lambda: eqx.make_sharded(
-                3, mesh=jax.make_mesh((1,), ("x",)), rules=[("**", P())]
-            ),
-            "as `make`; got an int",
-        ),
         (lambda: eqx.Layout("data=-1").init(3), "`Layout.init` takes a function as"),
         (lambda: eqx.internal.split(X, 3), "`split` takes a function as `label`"),
         (lambda: eqx.tree_at("[0]", [X], replace_fn=3), "as `replace_fn`; got an int"),
@@ -425,7 +419,7 @@ def step(model, opt_state, x):
             "Did you mean `layers.0.weight`?",
         ),
         (
-            lambda: eqx.shardings(MODEL, MESH, [("layer[0].weight", P())]),
+            lambda: eqx.Layout(MESH, [("layer[0].weight", P())]).shardings(MODEL),
             "Did you mean `layers[0].weight`?",
         ),
         (lambda: eqx.capture(MODEL, "layer[*]")(X[:2]), "Did you mean `layers[*]`?"),
@@ -668,26 +662,25 @@ MESH = jax.make_mesh((1,), ("x",))
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        (lambda: eqx.shardings(X, "x", []), TypeError, "`mesh` of `shardings` must be"),
-        (
-            lambda: eqx.shardings(X, jax.devices()[0], []),
-            TypeError,
-            "`mesh` of `shardings` must be",
-        ),
+        (lambda: eqx.Layout(3), TypeError, "`mesh` of `Layout` must be a `jax."),
+        (lambda: eqx.Layout("x"), ValueError, "is written as 'data=2,model=4'"),
+        (lambda: eqx.Layout("x=0"), ValueError, "-1 for the rest; got 'x=0'"),
         (
             lambda: eqx.filter_shard_map(same, mesh="x", in_specs=P(), out_specs=P()),
             TypeError,
             "`mesh` of `filter_shard_map` must be a `jax.sharding.Mesh`",
         ),
         (
-            lambda: eqx.shardings(
-                {"weight": X, "bias": X}, MESH, [("weigth", P("x")), ("**", P())]
+            lambda: eqx.Layout(MESH, [("weigth", P("x")), ("**", P())]).shardings(
+                {"weight": X, "bias": X}
             ),
             ValueError,
-            "The rule for 'weigth' matches no leaf. The leaves are `['bias']`",
+            "The rule for 'weigth' matches nothing. The paths are `['bias']`",
         ),
         (
-            lambda: eqx.shardings(MODEL, MESH, [("**", P()), ("**.weight", P("x"))]),
+            lambda: eqx.Layout(MESH, [("**", P()), ("**.weight", P("x"))]).shardings(
+                MODEL
+            ),
             ValueError,
             "The rule for '**.weight' is never used",
         ),
@@ -727,7 +720,8 @@ def test_one_platform_is_a_string():
 def test_rules_may_come_from_a_generator_and_name_a_bias_that_is_none():
     layer = nn.Linear(2, 2, use_bias=False, key=jax.random.key(0))
     rules = (rule for rule in [("bias", P()), ("*", P("x"))])
-    assert eqx.shardings(layer, MESH, rules).weight.spec == P("x")
+    mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
+    assert eqx.Layout(mesh, rules).shardings(layer).weight.spec == P("x")
 
 
 def test_deleted_array_is_named_by_filter_shard():

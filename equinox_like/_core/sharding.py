@@ -67,12 +67,8 @@ def check_fits(
     x: Any,
     cause: Exception | None = None,
     mesh: Any = None,
-    fix: str = "",
 ) -> None:
-    """Raises `ValueError` if `spec` does not fit the shape of `x`.
-
-    `fix`: what to do about it, with a space in front.
-    """
+    """Raises `ValueError` if `spec` does not fit the shape of `x`."""
     mesh = mesh or getattr(spec, "mesh", None) or jax.sharding.get_abstract_mesh()
     parts = getattr(spec, "spec", spec)
     if not isinstance(parts, PartitionSpec):
@@ -80,7 +76,7 @@ def check_fits(
     says = f"`{option}` gives {parts} for `{name}` ({describe_array(x)})"
     if len(parts) > len(x.shape):
         raise ValueError(
-            f"{says}, which has {x.ndim} dimension{'s' * (x.ndim != 1)}.{fix}"
+            f"{says}, which has {x.ndim} dimension{'s' * (x.ndim != 1)}."
         ) from cause
     axes = [axis for part in parts for axis in axes_of(part)]
     for axis in axes:
@@ -97,7 +93,7 @@ def check_fits(
         if isinstance(size, int) and size % count:
             raise ValueError(
                 f"{says}, whose dimension {i} has size {size} and cannot be split over "
-                f"{count} devices.{fix}"
+                f"{count} devices."
             ) from cause
 
 

@@ -7,7 +7,9 @@ would take as long as the call itself.
 """
 
 import functools
+import inspect
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -17,6 +19,8 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from .._call_path import call_rebuilt
+from .._compat.compiled import least_memory
+from .._compat.tracing import at_top_level, jit_is_disabled
 from .._core.base import frames_hidden, require_callable
 from .._core.context import Context
 from .._core.sharding import (
@@ -24,28 +28,24 @@ from .._core.sharding import (
     check_fits,
     constrain as constrain_array,
     require_axis,
+    require_mesh,
 )
 from .._errors import did_you_mean
+from .._jit import filter_jit
 from .._jit.report import table_lines
 from .._module.fields import field
-from .._module.module import Module
 from .._tree.arrays import describe_array, with_key, without_key
 from .._tree.filters import is_array, is_array_or_struct
-from .._tree.nodes import listed, path_str, plain_path
+from .._tree.nodes import Nodes, leaf_paths, listed, path_str, plain_path
 from .._tree.partitioning import filter as filter_tree
 from .._tree.paths import matches, near_paths
 from .._tree.require import named_arguments
 from .._typing import NOT_GIVEN
 from .arguments import WithOptions, applied
-from .shard import (
-    build_sharded,
-    check_alike_everywhere,
-    following,
-    owner_of,
-    owners_of,
-    parameters_by,
-)
+from .optimiser_state import following, owner_of, parameters_of
+from .shard import check_alike_everywhere, filter_shard
 from .shard_map import JittedMap
+from .trace import filter_eval_shape
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -99,7 +99,7 @@ class Layout:
     def __init__(
         self,
         mesh: Mesh | str,
-        rules: Sequence[tuple[str, str | PartitionSpec]] = (),
+        rules: Iterable[tuple[str, str | PartitionSpec]] = (),
         *,
         params: Mapping[str, Any] | None = None,
         compute: Mapping[str, Any] | None = None,
@@ -115,6 +115,8 @@ class Layout:
             that none matches are whole on each device. A path is that within the model;
             within the layers of an [`equinox_like.nn.Stacked`][] patterns must also match
             below them, and the axis of the layers is not counted: it has the name `depth`.
+            For what is not a parameter it is that in the whole tree, and an array of the
+            state of an optimiser has both.
         - `params`: from the name of an axis to the axis of the mesh that splits it, or to a
             tuple of them, where parameters and the state of the optimiser are kept. A name
             that is only in the other table is not split.
@@ -124,34 +126,55 @@ class Layout:
 
         **Raises:**
 
-        `ValueError` if a name or an axis of the mesh is not known.
+        `ValueError` if a name or an axis of the mesh is not known, or if a rule follows
+        `"**"`. `TypeError` for what is not a rule or a mesh.
         """
-        if compute is None or "batch" not in compute:
-            axes = [*_sizes(mesh)] if isinstance(mesh, str) else mesh.axis_names
-            compute = {"batch": axes[0], **(compute or {})}
-        self.params = dict(params or {})
-        self.compute = dict(compute)
-        explicit = axes_of(self.compute["batch"])
-        self.mesh = _made_mesh(mesh, explicit) if isinstance(mesh, str) else mesh
-        self.rules = tuple(rules)
-        for table in ("params", "compute"):
-            for name, part in getattr(self, table).items():
-                for axis in axes_of(part):
-                    require_axis(f"`{table}[{name!r}]` is {part!r}", axis, self.mesh)
-        for pattern, names in self.rules:
-            if isinstance(names, str):
-                self._check_names(f"rules[{pattern!r}]", names.split())
-        # JAX forgets axes of size 1 in what a program returns, so that it would be traced
-        # once more.
-        for table in self.params, self.compute:
-            table.update((name, self._split(part)) for name, part in table.items())
+        sizes = _sizes(mesh)
+        compute = {"batch": next(iter(sizes), None), **(compute or {})}
+        explicit = axes_of(compute["batch"])
+        self.mesh = _made_mesh(mesh, sizes, explicit) if isinstance(mesh, str) else mesh
+        self.params = self._table("params", params or {})
+        self.compute = self._table("compute", compute)
+        self.rules = tuple(map(self._checked, rules))
+        patterns = [pattern for pattern, _ in self.rules]
+        if "**" in patterns[:-1]:
+            raise ValueError(
+                f"The rule for {patterns[patterns.index('**') + 1]!r} is never used: '**' "
+                "before it matches every array. Put '**' last."
+            )
 
     def __repr__(self) -> str:
         sizes = ",".join(f"{axis}={size}" for axis, size in self.mesh.shape.items())
         return f"<Layout {sizes}>"
 
-    def _split(self, part: Any) -> Any:
-        """One part of a `PartitionSpec`, without axes of size 1."""
+    def _table(self, option: str, table: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: self._split(f"`{option}[{name!r}]` is {part!r}", part)
+            for name, part in table.items()
+        }
+
+    def _checked(self, rule: Any) -> tuple[str, str | PartitionSpec]:
+        kinds = list(map(type, rule)) if isinstance(rule, tuple | list) else None
+        if kinds not in ([str, str], [str, PartitionSpec]):
+            raise TypeError(
+                "Each rule must be a pair of a pattern and the names of axes, or a "
+                f"`PartitionSpec`, such as `('**.weight', 'vocab embed')`; got {rule!r}."
+            )
+        pattern, names = rule
+        option = f"rules[{pattern!r}]"
+        if isinstance(names, str):
+            self._check_names(option, names.split())
+            return pattern, names
+        says = f"`{option}` is {names}"
+        return pattern, PartitionSpec(*(self._split(says, part) for part in names))
+
+    def _split(self, says: str, part: Any) -> Any:
+        """One part of a `PartitionSpec`, without axes of size 1.
+
+        JAX forgets these in what a program returns, so that it would be traced once more.
+        """
+        for axis in axes_of(part):
+            require_axis(says, axis, self.mesh)
         axes = tuple(axis for axis in axes_of(part) if self.mesh.shape[axis] > 1)
         return axes[0] if len(axes) == 1 else axes or None
 
@@ -166,22 +189,19 @@ class Layout:
                 )
 
     def _spec(
-        self, path: Sequence[Any], x: Any, depths: int, table: Mapping[str, Any]
-    ) -> tuple[str, PartitionSpec]:
-        """The option that says so, and the spec of a parameter in a layout.
+        self, rule: Any, name: str, x: Any, depths: int, table: Mapping[str, Any]
+    ) -> PartitionSpec:
+        """The spec of an array by the rule for it.
 
         `depths`: how many of its axes come from a `Stacked` around it."""
-        name = plain_path(path)
-        pattern, names = self._rule(name) or ("", PartitionSpec())
-        option = f"rules[{pattern!r}]"
+        option, names = f"rules[{rule[0]!r}]", rule[1]
         if isinstance(names, PartitionSpec):
-            spec = PartitionSpec(*[None] * depths, *names)
+            spec = PartitionSpec(*[table.get("depth")] * depths, *names)
         else:
-            spec = self._spec_of(
-                option, name, x, ["depth"] * depths + names.split(), table
-            )
+            names = ["depth"] * depths + names.split()
+            spec = self._spec_of(option, name, x, names, table)
         check_fits(option, name, spec, x, mesh=self.mesh)
-        return option, spec
+        return spec
 
     def _spec_of(
         self, option: str, name: str, x: Any, names: list[str], table: Mapping[str, Any]
@@ -193,11 +213,16 @@ class Layout:
             )
         return PartitionSpec(*map(table.get, names))
 
-    def _rule(self, name: str) -> tuple[str, str | PartitionSpec] | None:
-        return next((rule for rule in self.rules if matches(rule[0], name)), None)
+    def _rule(self, *names: str) -> tuple[str, str | PartitionSpec] | None:
+        """The first rule for an array that has any of these names."""
+        for rule in self.rules:
+            if any(matches(rule[0], name) for name in names):
+                return rule
+        return None
 
     # Where arrays are kept
 
+    @frames_hidden
     def shardings(self, tree: Any, *, follow: Any = None) -> Any:
         """Where the arrays of a tree are kept: for `load`, or for Orbax.
 
@@ -205,9 +230,9 @@ class Layout:
 
         - `tree`: parameters, or a tree of them and of the state of an optimiser, which
             follows them. `jax.ShapeDtypeStruct`s may stand for arrays.
-        - `follow`: the parameters in `tree`, or a function from it to them. By default the
-            first Module of a class of which there is also one in the state of an optimiser
-            (a named tuple); and the whole tree if there is none.
+        - `follow`: the parameters, or a function from `tree` to them. By default the first
+            Module, dictionary or list of Modules like which there is one in the state of an
+            optimiser, a named tuple; else the only Module, or else the whole tree.
 
         **Returns:**
 
@@ -217,48 +242,59 @@ class Layout:
         **Raises:**
 
         `ValueError`, naming the path, if a rule does not fit an array, and for a rule that
-        matches no parameter.
+        matches nothing; or if shapes do not tell how an array of the state follows.
         """
-        params = _parameters_of(tree, follow)
-        self._check_rules(params)
+        params = parameters_of(tree, follow, otherwise=tree)
+        self._check_rules(tree, params)
         return self._kept(tree, params)
 
-    def _kept(self, tree: Any, params: Any) -> Any:
-        owners = {
-            path: (plain_path(path), x)
-            for path, (_, x) in owners_of(tree, params).items()
-        }
+    def _kept(self, tree: Any, params: Any, others: Any = None) -> Any:
+        """`others`: in place of arrays that are neither parameters nor of their state. By
+        default these are kept by their own paths."""
+        owners = _arrays_of(params)
         stacks = [path for path, _ in _stacks(params)]
-        specs = {
-            name: self._spec(path, x, _number_above(stacks, path), self.params)
-            for path, (name, x) in owners.items()
-        }
+        whole = NamedSharding(self.mesh, PartitionSpec())
 
-        def choose(path: Any, x: Any) -> Any:
+        def keep(path: Any, x: Any) -> Any:
             if not is_array_or_struct(x):
                 return None
-            owner = owner_of(path, owners)
-            if owner is None:
-                return NamedSharding(self.mesh, PartitionSpec())
-            option, spec = specs[owner[0]]
-            spec = following(option, spec, owner, plain_path(path), x)
+            name, owner = plain_path(path), owner_of(path, owners)
+            if owner is None and others is not None:
+                return others
+            names = [owner.name] if owner else []
+            if owner is None or x is not owner.array:
+                names.append(name)
+            rule = self._rule(*names)
+            if rule is None or (owner is None and x.ndim == 0):
+                return whole
+            if owner is None or not matches(rule[0], owner.name):
+                return NamedSharding(
+                    self.mesh, self._spec(rule, name, x, 0, self.params)
+                )
+            depths = _number_above(stacks, owner.path)
+            spec = self._spec(rule, owner.name, owner.array, depths, self.params)
+            spec = following(f"rules[{rule[0]!r}]", spec, owner, path, x)
             return NamedSharding(self.mesh, spec)
 
-        return jtu.tree_map_with_path(choose, tree)
+        return jtu.tree_map_with_path(keep, tree)
 
-    def _unused_rules(self, params: Any) -> list[str]:
-        there = _array_paths(params)
+    def _unused_rules(self, tree: Any, params: Any) -> tuple[list[str], list[str]]:
+        """The patterns that match nothing, and the paths that there are."""
+        own = {id(x) for x in _arrays_of(params).values()}
+        others = [p for p, x in _arrays_of(tree).items() if id(x) not in own]
+        # A rule may match no more than a leaf that is `None`, as the bias of a layer is.
+        there = [*leaf_paths(params), *map(plain_path, others)]
         return [
             pattern
             for pattern, _ in self.rules
             if not any(matches(pattern, path) for path in there)
-        ]
+        ], there
 
-    def _check_rules(self, params: Any) -> None:
-        if unused := self._unused_rules(params):
-            there = _array_paths(params)
+    def _check_rules(self, tree: Any, params: Any) -> None:
+        unused, there = self._unused_rules(tree, params)
+        if unused and there:
             raise ValueError(
-                f"The rule for {unused[0]!r} matches no parameter. The paths are "
+                f"The rule for {unused[0]!r} matches nothing. The paths are "
                 f"{listed(there, 5)}.{near_paths(unused, there)}"
             )
         for path, stack in _stacks(params):
@@ -272,6 +308,7 @@ class Layout:
                         f"for `{inner}` {self._rule(inner)}. Begin patterns with '**.'."
                     )
 
+    @frames_hidden
     def init(
         self, make: Callable[..., _T], /, *args: Any, follow: Any = None, **kwargs: Any
     ) -> _T:
@@ -293,10 +330,24 @@ class Layout:
         the argument, if they pass different ones, such as keys.
         """
         require_callable(make, "Layout.init", "make")
-        place = functools.partial(self.shardings, follow=follow)
-        rules = {"rules": repr((self.rules, self.params))}
-        return build_sharded(make, args, kwargs, self.mesh, rules, place)
+        if at_top_level() and jax.process_count() > 1:
+            named = {"rules": repr((self.rules, self.params)), "make": make}
+            if inspect.isfunction(make):
+                named |= inspect.getclosurevars(make).nonlocals
+            named |= dict(named_arguments(make, args, kwargs))
+            check_alike_everywhere(self.mesh, named)
+        kept = self.shardings(filter_eval_shape(make, *args, **kwargs), follow=follow)
+        if not at_top_level() or jit_is_disabled():
+            # The outermost `jit` decides the compiler options. JAX ignores the
+            # `out_shardings` of a `jit` within another one if the axes of the mesh in use
+            # are explicit, and under `jax.disable_jit`.
+            made = filter_jit(make, out_shardings=kept)(*args, **kwargs)
+            return filter_shard(made, kept)
+        options = least_memory(self.mesh.devices.flat[0].platform)
+        jitted = filter_jit(make, out_shardings=kept, compiler_options=options)
+        return jitted(*args, **kwargs)
 
+    @frames_hidden
     def batch(self, rows: _Tree) -> _Tree:
         """The rows of this process, as a part of the batch of all of them.
 
@@ -348,20 +399,25 @@ class Layout:
 
         - `tree`, `follow`: as for `shardings`. Rules that match nothing are in the report.
         """
-        params = _parameters_of(tree, follow)
-        return LayoutReport(self, self._kept(tree, params), tree, params)
+        params = parameters_of(tree, follow, otherwise=tree)
+        unused, _ = self._unused_rules(tree, params)
+        return LayoutReport(self, self._kept(tree, params), tree, unused)
 
     # Within a step
 
-    def jit(self, fun: Any = NOT_GIVEN, /, **options: Any) -> Any:
+    def jit(
+        self, fun: Any = NOT_GIVEN, /, *, follow: Any = None, **options: Any
+    ) -> Any:
         """[`equinox_like.filter_jit`][] of a function that is traced within this layout.
 
         In it [`equinox_like.gather`][] and [`equinox_like.constrain`][] have an effect. An
-        output that has the structure and the shapes of an argument is kept as that is.
+        output that has the structure and the shapes of an argument is kept as that is: of
+        arguments, the parameters and their state.
 
         **Arguments:**
 
         - `fun`: the function. Without it a decorator is returned.
+        - `follow`: as for `shardings`, a function from the arguments of `fun`.
         - `**options`: those of [`equinox_like.filter_jit`][], such as `donate`.
 
         **Raises:**
@@ -370,49 +426,48 @@ class Layout:
         or an array of this process alone: make them by `batch`.
         """
         if fun is NOT_GIVEN:
-            return functools.partial(self.jit, **options)
+            return functools.partial(self.jit, follow=follow, **options)
         donate = options.pop("donate", "none")
-        kind: Any = JittedMap if jax.process_count() == 1 else _JittedByAll
-        return kind(applied(_InLayout, fun, _layout=self), donate, options)
+        is_of_several = getattr(self.mesh, "is_multi_process", False)
+        kind: Any = _JittedByAll if is_of_several else JittedMap
+        held = applied(_InLayout, fun, _layout=self, _follow=follow)
+        return kind(held, donate, options)
 
-    def _pinned(self, out: Any, arguments: Any) -> Any:
-        """The output of a step, where what replaces an argument is kept as that is."""
-        kept = self._kept(arguments, _parameters_of(arguments, None))
+    def _pinned(self, out: Any, arguments: Iterable[Any], params: Any) -> Any:
+        """The output of a step, where what replaces an argument is kept as that is.
+
+        The compiler places what is not in the layout, such as a batch."""
         known = {}
-        for tree, where in _candidates(arguments, kept):
-            known.setdefault(_shape_of(tree), jtu.tree_leaves(where))
+        for argument in arguments:
+            kept = self._kept(argument, params, others=False)
+            for x, where in zip(_containers(argument), _containers(kept), strict=True):
+                if not is_array(x):
+                    known.setdefault(_shape_of(x), jtu.tree_leaves(where))
 
         def pin(x: Any) -> Any:
-            where = None if is_array(x) else known.get(_shape_of(x))
-            if where:
-                arrays, rest = jtu.tree_flatten(x)
-                left = iter(where)
-                return rest.unflatten(
-                    [
-                        constrain_array("rules", "output", a, next(left))
-                        if is_array(a)
-                        else a
-                        for a in arrays
-                    ]
-                )
-            if type(x) in (tuple, list):
-                return type(x)(map(pin, x))
-            return {k: pin(v) for k, v in x.items()} if type(x) is dict else x
+            left = iter(known.get(_shape_of(x), ()))
 
-        return pin(out)
+            def pin_array(a: Any) -> Any:
+                where = next(left, False) if is_array(a) else False
+                return constrain_array("rules", "output", a, where) if where else a
+
+            return jtu.tree_map(pin_array, x)
+
+        return jtu.tree_map(pin, out, is_leaf=lambda x: _shape_of(x) in known)
 
     def _gathered(self, tree: Any) -> Any:
         stacks = [path for path, _ in _stacks(tree)]
 
         def move(path: Any, x: Any) -> Any:
-            if not is_array(x) or _number_above(stacks, path):
+            name = plain_path(path)
+            rule = self._rule(name)
+            if not is_array(x) or rule is None or _number_above(stacks, path):
                 return x
-            _, old = self._spec(path, x, 0, self.params)
-            option, new = self._spec(path, x, 0, self.compute)
-            if old == new:
+            new = self._spec(rule, name, x, 0, self.compute)
+            if new == self._spec(rule, name, x, 0, self.params):
                 return x
             where = NamedSharding(self.mesh, new)
-            return constrain_array(option, plain_path(path), x, where)
+            return constrain_array(f"rules[{rule[0]!r}]", name, x, where)
 
         return jtu.tree_map_with_path(move, tree)
 
@@ -472,9 +527,8 @@ def gathers_again(policy: Any) -> Any:
     Without one of the user's, all is kept but what was gathered: else the weights of all
     layers would be kept whole for the backward pass.
     """
-    return (
-        _all_but_gathered if policy is None and _current.value is not None else policy
-    )
+    is_ours = policy is None and _current.value is not None
+    return _all_but_gathered if is_ours else policy
 
 
 def _all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
@@ -487,13 +541,16 @@ class _InLayout(WithOptions[..., Any]):
     _transformation_ = "Layout.jit"
 
     _layout: Layout = field(static=True)
+    _follow: Any = field(static=True)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        layout = self._layout
+        layout, follow = self._layout, self._follow
         abstract = layout.mesh.abstract_mesh
         with jax.sharding.use_abstract_mesh(abstract), _current(layout):
             out = call_rebuilt(self._held_, *args, **kwargs)
-            return layout._pinned(out, (args, kwargs))
+            followed = None if follow is None else follow(*args, **kwargs)
+            params = parameters_of((args, kwargs), followed, otherwise=None)
+            return layout._pinned(out, (*args, *kwargs.values()), params)
 
 
 class _JittedByAll(JittedMap[..., Any]):
@@ -501,26 +558,37 @@ class _JittedByAll(JittedMap[..., Any]):
 
     @frames_hidden
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        _check_global(named_arguments(self, args, kwargs))
+        if any(map(_is_of_one_process, jtu.tree_leaves((args, kwargs)))):
+            raise _not_global(named_arguments(self, args, kwargs))
         return super().__call__(*args, **kwargs)
 
 
-def _check_global(named: Iterable[tuple[str, Any]]) -> None:
-    for name, tree in named:
-        for path, x in jtu.tree_leaves_with_path(tree):
-            if is_array(x) and x.ndim > 0 and getattr(x, "is_fully_addressable", True):
-                raise ValueError(
-                    f"`{path_str(path, name)}` ({describe_array(x)}) is an array of this "
-                    "process alone, and the step is one of all processes. Make a batch "
-                    "of the rows of each one by `layout.batch(rows)`, and a model by "
-                    "`layout.init`."
-                )
+def _is_of_one_process(x: Any) -> bool:
+    return is_array(x) and x.ndim > 0 and getattr(x, "is_fully_addressable", True)
+
+
+def _not_global(named: Iterable[tuple[str, Any]]) -> ValueError:
+    at = next(
+        f"`{path_str(path, name)}` ({describe_array(x)})"
+        for name, tree in named
+        for path, x in jtu.tree_leaves_with_path(tree)
+        if _is_of_one_process(x)
+    )
+    return ValueError(
+        f"{at} is an array of this process alone, and the step is one of all processes. "
+        "Make a batch of the rows of each one by `layout.batch(rows)`, and a model by "
+        "`layout.init`."
+    )
 
 
 class LayoutReport:
-    """What each device holds of a tree: `str` is a table, which a notebook shows."""
+    """What each device holds of a tree: `str` is a table, which a notebook shows.
 
-    def __init__(self, layout: Layout, kept: Any, tree: Any, params: Any):
+    It has `bytes_of_each_device`; `whole`, the paths of the arrays of which each device has
+    all; and `unused`, the patterns of rules that match nothing.
+    """
+
+    def __init__(self, layout: Layout, kept: Any, tree: Any, unused: list[str]):
         self.bytes_of_each_device = 0
         self.whole: list[str] = []
         rows = [("array", "shape", "split over", "bytes of a device")]
@@ -537,7 +605,7 @@ class LayoutReport:
             else:
                 over = ", ".join(str(axes or "-") for axes in sharding.spec)
             rows.append((name, describe_array(x), over, f"{held:,}"))
-        self.unused = layout._unused_rules(params)
+        self.unused = unused
         lines = [repr(layout), *table_lines(rows, {3})]
         lines.append(f"each device: {self.bytes_of_each_device:,} bytes")
         if self.unused:
@@ -550,24 +618,27 @@ class LayoutReport:
     __repr__ = __str__
 
 
-def _sizes(text: str) -> dict[str, int]:
-    """The sizes of the axes of a mesh that are written as `"data=2,model=4"`."""
+def _sizes(mesh: Mesh | str) -> dict[Any, int]:
+    """The sizes of the axes of a mesh, which may be written as `"data=2,model=4"`."""
+    if not isinstance(mesh, str):
+        require_mesh(mesh, "Layout")
+        return dict(mesh.shape)
     sizes = {}
-    for part in text.split(","):
+    for part in mesh.split(","):
         name, _, size = map(str.strip, part.partition("="))
-        if not name or not size.removeprefix("-").isdigit():
+        if not name or not re.fullmatch(r"-1|[1-9]\d*", size):
             raise ValueError(
-                f"A mesh is written as 'data=2,model=4', -1 for the rest; got {text!r}."
+                f"A mesh is written as 'data=2,model=4', -1 for the rest; got {mesh!r}."
             )
         sizes[name] = int(size)
     return sizes
 
 
-def _made_mesh(text: str, explicit: Sequence[Any]) -> Mesh:
-    sizes, number = _sizes(text), jax.device_count()
-    fixed = int(np.prod([size for size in sizes.values() if size != -1]))
-    sizes = {k: number // fixed if size == -1 else size for k, size in sizes.items()}
-    if np.prod([*sizes.values()]) != number:
+def _made_mesh(text: str, sizes: dict[str, int], explicit: Sequence[Any]) -> Mesh:
+    number = jax.device_count()
+    rest = number // math.prod(size for size in sizes.values() if size != -1)
+    sizes = {axis: rest if size == -1 else size for axis, size in sizes.items()}
+    if math.prod(sizes.values()) != number:
         raise ValueError(
             f"The mesh {text!r} is not one of all {number} devices. Write -1 for the size "
             "of one axis, or make a mesh of some devices by `jax.sharding.Mesh`."
@@ -593,9 +664,9 @@ def _stacks(tree: Any, prefix: tuple[Any, ...] = ()) -> Iterator[tuple[Any, Any]
             yield from _stacks(node.layers, (*prefix, *path, _LAYERS))
 
 
-def _array_paths(tree: Any) -> list[str]:
-    found = jtu.tree_leaves_with_path(tree)
-    return [plain_path(path) for path, x in found if is_array_or_struct(x)]
+def _arrays_of(tree: Any) -> dict[Any, Any]:
+    """From the key path of each array to it."""
+    return {p: x for p, x in jtu.tree_leaves_with_path(tree) if is_array_or_struct(x)}
 
 
 def _number_above(nodes: Iterable[tuple[Any, ...]], path: tuple[Any, ...]) -> int:
@@ -603,46 +674,9 @@ def _number_above(nodes: Iterable[tuple[Any, ...]], path: tuple[Any, ...]) -> in
     return sum(path[: len(node)] == node for node in nodes)
 
 
-def _is_named_tuple(x: Any) -> bool:
-    return isinstance(x, tuple) and hasattr(x, "_fields")
-
-
-def _parameters_of(tree: Any, follow: Any) -> Any:
-    """The parameters in a tree that has the state of their optimiser too, or the tree."""
-    if follow is not None:
-        return parameters_by(follow, tree)
-    copies: set[type] = set()
-
-    def see(x: Any) -> bool:
-        copies.add(type(x))
-        return False
-
-    for state in jtu.tree_leaves(tree, is_leaf=_is_named_tuple):
-        if _is_named_tuple(state):
-            jtu.tree_leaves(state, is_leaf=see)
-
-    def is_model(x: Any) -> bool:
-        return isinstance(x, Module) and type(x) in copies
-
-    def stops(x: Any) -> bool:
-        return _is_named_tuple(x) or is_model(x)
-
-    found = jtu.tree_leaves(tree, is_leaf=stops)
-    return next(filter(is_model, found), tree)
-
-
-def _candidates(tree: Any, kept: Any) -> Iterator[tuple[Any, Any]]:
-    """What an output may replace: arguments, and what is in tuples, lists and dictionaries
-    of them; with the shardings of each."""
-    if is_array(tree):
-        return
-    yield tree, kept
-    if type(tree) in (tuple, list):
-        for x, where in zip(tree, kept, strict=True):
-            yield from _candidates(x, where)
-    elif type(tree) is dict:
-        for key, x in tree.items():
-            yield from _candidates(x, kept[key])
+def _containers(tree: Any) -> list[Any]:
+    """Tuples, lists and dictionaries, and what is in them: what an output may replace."""
+    return Nodes(tree, is_leaf=lambda x: type(x) not in (tuple, list, dict)).all
 
 
 def _shape_of(tree: Any) -> Any:

@@ -212,7 +212,7 @@ class TestRoundTrip:
         mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
         rules = [("layers[0]", jax.P("x")), ("**", jax.P())]
         tree = Net([jnp.arange(8.0), jax.random.key(1), np.ones(3)])
-        where = eqx.shardings(tree, mesh, rules)
+        where = eqx.Layout(mesh, rules).shardings(tree)
         again = round_trip(tree, tmp_path, shardings=where)
         assert [x.sharding for x in again.layers[:2]] == where.layers[:2]
         assert all(map(same, again.layers, tree.layers))

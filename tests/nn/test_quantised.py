@@ -388,9 +388,9 @@ def test_rules_split_values_and_scales(spec, draw) -> None:
     rules = [("**.weight.*", spec), ("**", P())]
     if spec[0] is None:  # a scale for all elements of the axis that is split
         with pytest.raises(ValueError, match=r"layers\[0\]\.layer\.weight\.scale"):
-            eqx.shardings(model, mesh, rules)
+            eqx.Layout(mesh, rules).shardings(model)
         rules.insert(0, ("**.scale", P()))
-    shardings = eqx.shardings(model, mesh, rules)
+    shardings = eqx.Layout(mesh, rules).shardings(model)
     model = eqx.filter_device_put(model, shardings)
     assert model.layers[0].layer.weight.values.sharding.spec == spec
     y = eqx.filter_jit(lambda m, x: m(x))(model, x)

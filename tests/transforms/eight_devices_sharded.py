@@ -6,7 +6,7 @@ import jax
 from jax.sharding import PartitionSpec as P
 
 import equinox_like as eqx
-from equinox_like._transforms import shard
+from equinox_like._transforms import mesh_layout
 
 LAYERS, SIZE = 16, 64
 
@@ -30,8 +30,8 @@ def main():
 
     mesh = jax.make_mesh((8,), ("model",))
     rules = [("**.weight", P("model"))]
-    with mock.patch.object(shard, "filter_jit", spied):
-        model = eqx.make_sharded(make, jax.random.key(0), mesh=mesh, rules=rules)
+    with mock.patch.object(mesh_layout, "filter_jit", spied):
+        model = eqx.Layout(mesh, rules).init(make, jax.random.key(0))
     assert len(model[0].weight.addressable_shards) == 8
     (account,) = accounts
     shards = LAYERS * SIZE * SIZE * 4 / 8

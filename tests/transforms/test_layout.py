@@ -1,6 +1,7 @@
 """`Layout`: arrays are kept as its rules say, gathered for use, and kept again; the numbers
 are those of one device."""
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -25,7 +26,7 @@ from layout_net import (
     rows,
     train,
 )
-from processes import finish, run_together, start
+from processes import finish, free_port, run_together, start
 
 import equinox_like as eqx
 from equinox_like import nn
@@ -119,20 +120,143 @@ def test_a_train_state_may_be_one_module() -> None:
     assert new.step == 1
 
 
-def test_parameters_that_are_no_module_are_named_by_follow() -> None:
-    layout = eqx.Layout(
-        "data=-1", [("['w']", "out .")], params={"out": "data"}, compute={}
-    )
+def sgd_like(optimiser):
+    """A step for any parameters, whose gradients are these themselves."""
 
-    def make_dictionary(key):
-        params = {"w": jnp.ones((8, 2)), "b": jnp.ones(2)}
+    def step(params, state, x):
+        updates, state = optimiser.update(params, state, params)
+        return optax.apply_updates(params, updates), state, 2 * x
+
+    return step
+
+
+@pytest.mark.parametrize("kind", ["dictionary", "list"])
+def test_parameters_that_are_no_module(kind) -> None:
+    """A dictionary is found by its keys; of a list, `follow` says where it is."""
+    is_list = kind == "list"
+    name, w, b = ("[0]", 0, 1) if is_list else ("['w']", "w", "b")
+    layout = eqx.Layout("data=-1", [(name, "out .")], params={"out": "data"})
+
+    def make_params():
+        params = {w: jnp.ones((8, 2)), b: jnp.ones(2)}
+        params = [params[0], params[1]] if is_list else params
         return params, optimiser.init(params)
 
-    params, state = layout.init(
-        make_dictionary, jax.random.key(0), follow=lambda made: made[0]
+    of_made, of_step = None, None
+    if is_list:
+        of_made, of_step = (lambda made: made[0]), (lambda params, *_: params)
+    params, state = layout.init(make_params, follow=of_made)
+    step = layout.jit(sgd_like(optimiser), follow=of_step)
+    for _ in range(2):
+        for held in params, state[0].mu:
+            assert held[w].sharding.spec == P("data", None)
+            assert held[b].sharding.is_fully_replicated
+        params, state, _ = step(params, state, layout.batch(jnp.ones((8, 3))))
+    assert len(step._program.traces()) == 1
+
+
+def test_rules_serve_an_optimiser_without_copies_of_the_model() -> None:
+    rules = [("layers[0].weight", "hidden .")]
+    layout = eqx.Layout("data=-1", rules, params={"hidden": "data"})
+    for rule in optax.sgd(0.1), optax.adam(0.1):
+        model, _ = layout.init(make_mlp, rule)
+        assert model.layers[0].weight.sharding.spec == P("data", None)
+
+
+def test_model_is_found_beside_what_is_like_a_part_of_it() -> None:
+    layout = eqx.Layout("data=-1", [("layers[0].weight", P("data"))])
+
+    def make_with_head(key):
+        return nn.Linear(4, 4, key=key), *make_mlp(optimiser)
+
+    _, model, state = layout.init(make_with_head, jax.random.key(0))
+    assert model.layers[0].weight.sharding.spec == P("data")
+    assert state[0].mu.layers[0].weight.sharding.spec == P("data")
+
+
+def make_mlp(optimiser):
+    model = nn.MLP(4, 4, 8, 1, key=jax.random.key(0))
+    return model, optimiser.init(eqx.filter(model, eqx.trainable))
+
+
+def test_several_models_are_followed_at_once() -> None:
+    """Of a generator and a discriminator the same path may have other shapes."""
+    layout = eqx.Layout("data=-1", [("**.layers[0].weight", P("data"))])
+
+    def make_both():
+        models = {"of": nn.MLP(2, 6, 8, 1, key=jax.random.key(0))}
+        models["from"] = nn.MLP(6, 1, 16, 1, key=jax.random.key(1))
+        state = optax.adafactor(1e-3, min_dim_size_to_factor=2).init(
+            eqx.filter(models, eqx.trainable)
+        )
+        return models, state
+
+    models, state = layout.init(make_both)
+    factored = next(x for x in state if hasattr(x, "v_row"))
+    for name, size in ("of", 8), ("from", 16):
+        assert models[name].layers[0].weight.sharding.spec == P("data")
+        means = factored.v_row[name], factored.v_col[name]
+        (split,) = (x for x in (m.layers[0].weight for m in means) if x.size == size)
+        assert split.sharding.spec == P("data")
+
+
+def test_outputs_that_are_not_in_the_layout_stay_as_they_are() -> None:
+    layout = layout_of(rules=[*RULES, ("**", P())])
+    batch = layout.batch((np.ones((BATCH, 4)),))
+    model = layout.init(Net, jax.random.key(0))
+    (y,) = layout.jit(lambda model, batch: (2 * batch[0],))(model, batch)
+    assert y.sharding.is_equivalent_to(batch[0].sharding, 2)
+
+
+def test_a_spec_may_name_an_axis_of_one_device() -> None:
+    layout = eqx.Layout("data=1,model=-1", [("**.weight", P("model", "data"))])
+    optimiser = optax.adam(1e-2)
+    model, state = layout.init(make_mlp, optimiser)
+    step = layout.jit(sgd_like(optimiser))
+    params = eqx.filter(model, eqx.trainable)
+    for _ in range(2):
+        params, state, _ = step(params, state, layout.batch(jnp.ones((8, 3))))
+    assert params.layers[0].weight.sharding.shard_shape((8, 4)) == (2, 4)
+    assert len(step._program.traces()) == 1
+
+
+def test_a_mesh_may_have_no_axis_for_the_batch() -> None:
+    rules = [
+        ("**.layers[0].weight", P("model")),
+        ("**.layers[1].weight", P(None, "model")),
+    ]
+    layout = eqx.Layout("model=-1", rules, compute={"batch": None})
+    model = layout.init(nn.MLP, 4, 4, 8, 1, key=jax.random.key(0))
+    x = layout.batch(np.ones((3, 4), "float32"))
+    assert x.sharding.is_fully_replicated
+    y = layout.jit(lambda model, x: jax.vmap(eqx.gather(model))(x))(model, x)
+    plain = nn.MLP(4, 4, 8, 1, key=jax.random.key(0))
+    assert_close(y, jax.vmap(plain)(x), 1e-5)
+
+
+def test_a_rule_for_the_state_alone_holds_in_a_step_too() -> None:
+    """It is what the error says about state whose shape does not tell how it follows."""
+
+    def init(params):
+        return optax.EmaState(jnp.array(0), {"w": jnp.ones((4, 4, 3))})
+
+    optimiser = optax.GradientTransformation(init, lambda g, state, _: (g, state))
+    rules = [("['w']", P("data"))]
+
+    def make_params():
+        params = {"w": jnp.ones((4, 4))}
+        return params, optimiser.init(params)
+
+    text = error_of(eqx.Layout("data=-1", rules).init, make_params)
+    rule = eval(
+        text.split("To replicate it: `")[1].removesuffix("`."), {"PartitionSpec": P}
     )
+    layout = eqx.Layout("data=-1", [rule, *rules])
+    params, state = layout.init(make_params)
+    step = layout.jit(sgd_like(optimiser))
+    params, state, _ = step(params, state, layout.batch(jnp.ones((8, 3))))
     assert params["w"].sharding.spec == P("data", None)
-    assert state[0].mu["w"].sharding.spec == P("data", None)
+    assert state.ema["w"].sharding.is_fully_replicated
 
 
 def test_only_one_block_is_gathered_at_a_time() -> None:
@@ -340,6 +464,41 @@ def test_several_processes_train_one_model(processes) -> None:
         np.testing.assert_allclose(np.float32(found), value, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2)])
+def test_training_that_is_killed_while_it_saves_resumes_on_other_processes(
+    before, after, tmp_path
+) -> None:
+    """The last step that was saved is trained on, on another mesh."""
+    pytest.importorskip("orbax.checkpoint")
+    script = Path(__file__).parents[1] / "killed_layout.py"
+    address, mesh = f"127.0.0.1:{free_port()}", "data=-1,model=2"
+    killed = [
+        start(script, address, before, i, tmp_path / "steps", mesh, devices=2)
+        for i in range(before)
+    ]
+    try:
+        is_before = "written, not committed\n".__ne__
+        lines = list(itertools.takewhile(is_before, killed[0].stdout))
+        assert killed[0].poll() is None, killed[0].communicate()
+    finally:
+        for process in killed:
+            process.kill()  # by SIGKILL
+            process.communicate()
+
+    options = {"processes": after, "devices": 2}
+    printed = run_together(script, tmp_path / "steps", "data=-1,model=1", **options)
+    losses, *resumed = map(losses_in, [lines, *map(str.splitlines, printed)])
+    assert len(losses) == 3 and resumed == resumed[:1] * after
+    model, state = eqx.filter_jit(make)(jax.random.key(0))
+    for i, found in enumerate([*losses[:2], *resumed[0]]):
+        model, state, value = eqx.filter_jit(train)(model, state, *rows(i))
+        np.testing.assert_allclose(found, value, rtol=1e-5)
+
+
+def losses_in(lines):
+    return [float(line.split()[1]) for line in lines if line.startswith("loss ")]
+
+
 LARGE = "data=2,model=4"
 
 
@@ -368,3 +527,17 @@ def test_devices_send_each_other_one_block_and_no_batch(batch, cases) -> None:
         # The largest moment is split over both axes.
         assert each["moment"] == [3, 320 // model, 64 // data]
         assert each["difference"] < 1e-5 and each["traces"] == 1
+
+
+def test_a_step_needs_no_more_memory_than_one_written_by_hand() -> None:
+    """The bytes of temporary arrays that XLA says for a GPT of 12 million parameters."""
+    script = Path(__file__).parents[1] / "layout_memory.py"
+    cases = [f"{mesh}:{size}" for mesh in (LARGE, "data=8,model=1") for size in (8, 64)]
+    lines = finish(start(script, *cases, devices=8), timeout=900).splitlines()
+    found = [tuple(map(int, line.split())) for line in lines]
+    assert len(found) == 2 * len(cases)
+    for (held, needed), (held_by_hand, needed_by_hand) in zip(
+        found[::2], found[1::2], strict=True
+    ):
+        assert held == pytest.approx(held_by_hand, rel=0.01)
+        assert needed <= 1.08 * needed_by_hand

@@ -1,4 +1,4 @@
-"""`shardings` by rules, and `make_sharded`: a tree that is built in its shards."""
+"""`Layout.shardings` and `Layout.init`: what rules say, what follows, and what is built."""
 
 import contextlib
 import re
@@ -64,7 +64,7 @@ def test_the_first_rule_that_matches_counts(mesh):
         ("**.weight", P(None, "model")),
         ("**", P()),
     ]
-    found = eqx.shardings(model, mesh, rules)
+    found = eqx.Layout(mesh, rules).shardings(model)
     assert found.layers[0].weight == NamedSharding(mesh, P(("data", "model")))
     assert found.layers[1].weight.spec == P(None, "model")
     assert found.layers[0].bias.spec == P() and found.activation is None
@@ -72,13 +72,13 @@ def test_the_first_rule_that_matches_counts(mesh):
 
 def test_structs_numpy_arrays_and_keys_have_shardings_and_numbers_have_none(mesh):
     tree = [jax.ShapeDtypeStruct((2,), "int32"), np.ones(2), jax.random.key(0), 3, None]
-    found = eqx.shardings(tree, mesh, [("**", P())])
+    found = eqx.Layout(mesh, [("**", P())]).shardings(tree)
     assert found == [NamedSharding(mesh, P())] * 3 + [None, None]
 
 
 def test_they_are_what_filter_shard_and_filter_jit_take(mesh):
     model = nn.Linear(4, 4, key=jax.random.key(0))
-    found = eqx.shardings(model, mesh, RULES)
+    found = eqx.Layout(mesh, RULES).shardings(model)
     sharded = eqx.filter_shard(model, found)
     assert sharded.weight.sharding.spec == P("model")
     step = eqx.filter_jit(
@@ -92,11 +92,7 @@ def test_they_are_what_filter_shard_and_filter_jit_take(mesh):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (None, "No rule matches `layers[0].weight` (float32[6,3])"),
-        (
-            P("other"),
-            "`layers[0].weight` (float32[6,3]), but the mesh has no axis 'other'. Its ax",
-        ),
+        (P("other"), "`rules['**']` is P('other',), but the mesh has no axis 'other'."),
         (
             P("model", "model"),
             "`layers[0].weight` (float32[6,3]), which names the axis 'model' tw",
@@ -112,22 +108,22 @@ def test_they_are_what_filter_shard_and_filter_jit_take(mesh):
     ],
 )
 def test_errors_name_the_path(mesh, spec, message):
-    rules = [("**.bias", P())] + ([] if spec is None else [("**", spec)])
+    rules = [("**.bias", P()), ("**", spec)]
 
     def make():
         return nn.MLP(3, 6, 6, 1, key=jax.random.key(0))
 
     with pytest.raises(ValueError, match=re.escape(message)):
-        eqx.shardings(make(), mesh, rules)
+        eqx.Layout(mesh, rules).shardings(make())
     with pytest.raises(ValueError, match=re.escape(message)):
-        eqx.make_sharded(make, mesh=mesh, rules=rules)
+        eqx.Layout(mesh, rules).init(make)
 
 
 @pytest.mark.parametrize("rule", ["**", ("**", None), (P(), "**"), ("**", P(), P())])
 @pytest.mark.usefixtures("without_type_checks")
 def test_a_rule_is_a_pair_of_a_pattern_and_a_spec(mesh, rule):
     with pytest.raises(TypeError, match="Each rule must be a pair"):
-        eqx.shardings(jnp.ones(2), mesh, [rule])
+        eqx.Layout(mesh, [rule]).shardings(jnp.ones(2))
 
 
 class Weights(eqx.Module):
@@ -144,34 +140,31 @@ class Weights(eqx.Module):
         ("**.something_else", None),
     ],
 )
-def test_rule_that_matches_nothing_is_a_warning_with_a_pattern_like_it(
+def test_rule_that_matches_nothing_is_an_error_with_a_pattern_like_it(
     mesh, pattern, near
 ):
     make = lambda: {"layers": [Weights()] * 3}  # noqa: E731
     rules = [(pattern, P("model")), ("**.bias", P("data")), ("**", P())]
-    text = re.escape(f"The rule for {pattern!r} matches no leaf. The leaves are `['lay")
+    text = re.escape(f"The rule for {pattern!r} matches nothing. The paths are `['lay")
     text += r".* and 1 more\." + (
         rf" Did you mean {re.escape(near)}\?$" if near else "$"
     )
-    with pytest.warns(UserWarning, match=text) as caught:
-        where = eqx.shardings(make(), mesh, rules)
-    assert caught[0].filename == __file__
-    assert where["layers"][0].weight.spec == P() and where["layers"][0].bias.spec == P(
-        "data"
-    )
-    with pytest.warns(UserWarning, match=text):
-        made = eqx.make_sharded(make, mesh=mesh, rules=rules)
-    assert made["layers"][2].weight.sharding.is_fully_replicated
+    layout = eqx.Layout(mesh, rules)
+    with pytest.raises(ValueError, match=text):
+        layout.shardings(make())
+    with pytest.raises(ValueError, match=text):
+        layout.init(make)
+    assert layout.report(make()).unused == [pattern]
 
 
 def test_rules_for_parameters_serve_a_state_without_arrays_or_with_follow(mesh):
     params = {"weight": jnp.ones((4, 2))}
-    rules = [("**['weight']", P("model")), ("**", P())]
-    assert eqx.shardings(optax.sgd(0.1).init(params), mesh, rules) is not None
+    layout = eqx.Layout(mesh, [("**['weight']", P("model"))])
+    assert layout.shardings(optax.sgd(0.1).init(params)) is not None
     state = optax.sgd(optax.constant_schedule(0.1)).init(params)
-    with pytest.warns(UserWarning, match="matches no leaf. The leaves are `"):
-        eqx.shardings(state, mesh, rules)
-    where = eqx.shardings(state, mesh, rules, follow=params)
+    with pytest.raises(ValueError, match="matches nothing"):
+        layout.shardings(state)
+    where = layout.shardings(state, follow=params)
     assert jax.tree.leaves(where)[0].spec == P()
 
 
@@ -207,7 +200,7 @@ def test_means_over_an_axis_follow_the_other_axes_of_their_parameter(mesh):
     params = Layers(jax.random.key(0))
     optimiser = optax.adafactor(1e-3, momentum=0.9)
     state = jax.eval_shape(optimiser.init, params)
-    found = by_path(eqx.shardings(state, mesh, OF_LAYERS, follow=params))
+    found = by_path(eqx.Layout(mesh, OF_LAYERS).shardings(state, follow=params))
     found = {path: x.spec for path, x in found.items()}
     rows, columns = "[0].v_row", "[0].v_col"
     assert found[f"{rows}.wide.weight"] == P("data")  # of 256 x 128
@@ -228,7 +221,7 @@ def test_the_specs_of_adafactor_are_those_of_its_means(mesh, shape):
     params = {"w": jax.device_put(jnp.ones(shape), NamedSharding(mesh, spec))}
     init = optax.adafactor(1e-3).init
     rules = [("['w']", spec), ("**", P())]
-    where = eqx.shardings(init(params), mesh, rules, follow=params)
+    where = eqx.Layout(mesh, rules).shardings(init(params), follow=params)
 
     def means(params):
         squares = params["w"] ** 2
@@ -244,7 +237,7 @@ def test_the_specs_of_adafactor_are_those_of_its_means(mesh, shape):
 def test_a_memory_of_parameters_is_not_split_along_its_first_axis(mesh):
     params = Layers(jax.random.key(0))
     state = jax.eval_shape(optax.lbfgs(memory_size=3).init, params)
-    where = eqx.shardings(state, mesh, OF_LAYERS, follow=params)
+    where = eqx.Layout(mesh, OF_LAYERS).shardings(state, follow=params)
     memory = where[0].diff_params_memory
     assert memory.wide.weight.spec == P(None, "model", "data")
     assert memory.wide.bias.spec == P(None, "model")
@@ -256,7 +249,7 @@ def test_a_memory_of_parameters_is_not_split_along_its_first_axis(mesh):
 def test_a_list_of_one_array_for_each_axis_follows_these_axes(mesh):
     params = Layers(jax.random.key(0))
     state = jax.eval_shape(optax.sm3(1e-3).init, params)
-    where = eqx.shardings(state, mesh, OF_LAYERS, follow=params)[0]
+    where = eqx.Layout(mesh, OF_LAYERS).shardings(state, follow=params)[0]
     assert [x.spec for x in where.mu.wide.weight] == [P("model"), P("data")]
     assert [x.spec for x in where.mu.square.weight] == [P(None), P("model")]
     assert [x.spec for x in where.mu.kernels] == [P("data"), P(None), P("model")]
@@ -267,7 +260,7 @@ def test_a_list_of_one_array_for_each_axis_follows_these_axes(mesh):
         return [jnp.eye(size) for size in x.shape]
 
     state = jax.tree.map(squares, params), jax.tree.map(jnp.zeros_like, params)
-    where, momentum = eqx.shardings(state, mesh, OF_LAYERS, follow=params)
+    where, momentum = eqx.Layout(mesh, OF_LAYERS).shardings(state, follow=params)
     assert [x.spec for x in where.wide.weight] == [P("model", None), P("data", None)]
     assert [x.spec for x in where.square.weight] == [P(None, None), P("model", None)]
     assert [x.spec for x in where.wide.bias] == [P("model", None)]
@@ -283,10 +276,10 @@ def test_other_arrays_in_place_of_a_parameter_need_a_rule(mesh):
     with pytest.raises(
         ValueError, match=r"how `\['low'\]\['w'\]\['left'\]` \(float32"
     ) as e:
-        eqx.shardings(state, mesh, rules, follow=params)
+        eqx.Layout(mesh, rules).shardings(state, follow=params)
     code = str(e.value).split("To replicate it: `")[1].removesuffix("`.")
     rules = [eval(code, {"PartitionSpec": P}), *rules]
-    where = eqx.shardings(state, mesh, rules, follow=params)
+    where = eqx.Layout(mesh, rules).shardings(state, follow=params)
     assert where["low"]["w"]["left"].spec == P()
     assert where["mu"]["w"].spec == P("model", "data")
 
@@ -297,7 +290,7 @@ def test_attribute_of_an_optimiser_follows_no_parameter_of_a_list(kind, mesh):
     params = kind([jnp.ones((4, 8)), jnp.ones(8)])
     rules = [("[0]", P("data", "model")), ("[1]", P("model")), ("**", P())]
     state = jax.eval_shape(optax.lbfgs(memory_size=3).init, params)
-    where = eqx.shardings(state, mesh, rules, follow=params)[0]
+    where = eqx.Layout(mesh, rules).shardings(state, follow=params)[0]
     assert where.weights_memory.spec == where.count.spec == P()
     assert where.diff_params_memory[0].spec == P(None, "data", "model")
     assert where.params[1].spec == P("model")
@@ -316,11 +309,11 @@ def test_factored_state_is_built_and_updated_in_its_shards(mesh, name):
         return params, optimiser.init(params)
 
     rules = [(f"**.{pattern}".replace("**.**", "**"), x) for pattern, x in OF_LAYERS]
-    params, state = eqx.make_sharded(
-        make, jax.random.key(0), mesh=mesh, rules=rules, follow=lambda out: out[0]
+    params, state = eqx.Layout(mesh, rules).init(
+        make, jax.random.key(0), follow=lambda out: out[0]
     )
     plain_params, plain_state = make(jax.random.key(0))
-    where = eqx.shardings(plain_state, mesh, OF_LAYERS, follow=plain_params)
+    where = eqx.Layout(mesh, OF_LAYERS).shardings(plain_state, follow=plain_params)
     assert_same(state, eqx.filter_shard(plain_state, where))
     update = eqx.filter_jit(optimiser.update, out_shardings=(None, where))
     updated = update(params, state, params)  # as if gradients
@@ -338,10 +331,9 @@ def test_lbfgs_is_updated_with_automatic_axes_on_an_explicit_mesh(spec):
         params = {"weight": jnp.arange(16.0).reshape(4, 4), "scale": jnp.ones(())}
         return params, optimiser.init(params)
 
-    options = {"mesh": mesh, "rules": [("**['weight']", spec), ("**", P())]}
-    options["follow"] = lambda out: out[0]
-    params, state = eqx.make_sharded(make, **options)
-    where = eqx.shardings((params, state), **options)
+    layout = eqx.Layout(mesh, [("**['weight']", spec)])
+    params, state = layout.init(make)
+    where = layout.shardings((params, state))
     update = jax.sharding.auto_axes(optimiser.update, out_sharding=where)
     with jax.set_mesh(mesh):
         updated = eqx.filter_jit(update)(params, state, params)  # as if gradients
@@ -356,39 +348,42 @@ def test_lbfgs_is_updated_with_automatic_axes_on_an_explicit_mesh(spec):
 def test_state_that_a_rule_does_not_fit_is_answered_by_follow(mesh, name):
     params = Layers(jax.random.key(0))
     state = jax.eval_shape(getattr(optax, name)(1e-3).init, params)
-    rules = [("**.wide.weight", P("model", "data")), ("**", P())]
-    if name == "lbfgs":
-        rules[0] = ("**.wide.weight", P(("model", "data")))
-    with pytest.raises(ValueError, match=r"pass the parameters: `follow=params`\.$"):
-        eqx.shardings(state, mesh, rules)
-    assert eqx.shardings(state, mesh, rules, follow=params)
-    with pytest.raises(ValueError, match=r"has 1 dimension\.$"):  # no such state
-        eqx.shardings(params, mesh, [("**", P("model", "data"))])
+    spec = P("model", "data") if name == "adafactor" else P(("model", "data"))
+    layout = eqx.Layout(mesh, [("**.wide.weight", spec)])
+    with pytest.raises(ValueError, match=r"gives .* for `\[0\]\.\w+\.wide\.weight` "):
+        layout.shardings(state)
+    assert layout.shardings(state, follow=params)
+    assert layout.shardings((params, state))
 
 
 def test_a_rule_for_the_state_alone_applies_as_it_is(mesh):
     params = Layers(jax.random.key(0))
     state = jax.eval_shape(optax.adafactor(1e-3).init, params)
     rules = [("[0].v_row.wide.weight", P(("data", "model"))), *OF_LAYERS]
-    where = eqx.shardings(state, mesh, rules, follow=params)
+    where = eqx.Layout(mesh, rules).shardings(state, follow=params)
     assert where[0].v_row.wide.weight.spec == P(("data", "model"))
     assert where[0].v_col.wide.weight.spec == P("model")
-    with pytest.raises(ValueError, match=r"'other' matches no leaf"):
-        eqx.shardings(state, mesh, [("other", P()), *rules], follow=params)
+    with pytest.raises(ValueError, match=r"'other' matches nothing"):
+        eqx.Layout(mesh, [("other", P()), *rules]).shardings(state, follow=params)
 
 
-def test_names_of_parameters_in_the_tree_are_those_of_the_rules(mesh):
+def test_paths_are_those_within_the_parameters_and_else_of_the_whole_tree(mesh):
     tree = {
         "model": {"w": jnp.ones((4, 2))},
         "state": {"memory": {"w": jnp.ones((4, 4, 2))}},
+        "step": jnp.ones(4),
     }
-    rules = [("['model']['w']", P("model")), ("**", P())]
     follow = lambda tree: tree["model"]  # noqa: E731
-    where = eqx.shardings(tree, mesh, rules, follow=follow)
+    layout = eqx.Layout(mesh, [("['w']", P("model")), ("['step']", P("data"))])
+    where = layout.shardings(tree, follow=follow)
     assert where["model"]["w"].spec == P("model")
     assert where["state"]["memory"]["w"].spec == P(None, "model", None)
+    assert where["step"].spec == P("data")
+    with pytest.raises(ValueError, match=r"\['model'\]\['w'\]\" matches nothing"):
+        eqx.Layout(mesh, [("['model']['w']", P())]).shardings(tree, follow=follow)
     # Without `follow`, the rule applies to its own array alone.
-    assert eqx.shardings(tree, mesh, rules)["state"]["memory"]["w"].spec == P()
+    layout = eqx.Layout(mesh, [("['model']['w']", P("model"))])
+    assert layout.shardings(tree)["state"]["memory"]["w"].spec == P()
 
 
 @pytest.mark.parametrize("shape", [(4,), (3, 4), (4, 4, 3), (4, 4, 4, 2)])
@@ -398,17 +393,17 @@ def test_state_whose_shape_does_not_tell_needs_a_rule(mesh, shape):
     with pytest.raises(
         ValueError, match=r"gives .* for `\['w'\]` \(float32\[4,4\]\)"
     ) as e:
-        eqx.shardings(state, mesh, rules, follow=params)
+        eqx.Layout(mesh, rules).shardings(state, follow=params)
     assert f"how `[0]['w']` (float32[{','.join(map(str, shape))}]) follows it" in str(
         e.value
     )
     code = str(e.value).split("To replicate it: `")[1].removesuffix("`.")
     rule = eval(code, {"PartitionSpec": P})
-    where = eqx.shardings(state, mesh, [rule, *rules], follow=params)
+    where = eqx.Layout(mesh, [rule, *rules]).shardings(state, follow=params)
     assert where[0]["w"].spec == P()
     # Where the parameter is whole, there is no choice.
     if shape == (4,):
-        where = eqx.shardings(state, mesh, [("**", P())], follow=params)
+        where = eqx.Layout(mesh, [("**", P())]).shardings(state, follow=params)
         assert where[0]["w"].is_fully_replicated
 
 
@@ -419,9 +414,9 @@ def test_state_whose_shape_does_not_tell_needs_a_rule(mesh, shape):
 def test_a_model_and_its_state_are_built_in_their_shards(kind):
     mesh, key = mesh_of(kind), jax.random.key(0)
     make = nn.make_with_state(Net)
-    model, state = eqx.make_sharded(make, 8, key, mesh=mesh, rules=RULES)
+    model, state = eqx.Layout(mesh, RULES).init(make, 8, key)
     plain = make(8, key)
-    where = eqx.shardings(plain, mesh, RULES)
+    where = eqx.Layout(mesh, RULES).shardings(plain)
     assert_same((model, state), eqx.filter_shard(plain, where))
     assert model.name == "net" and isinstance(model.table, jax.Array)
     assert model.linear.weight.addressable_shards[0].data.shape == (4, 8)
@@ -430,20 +425,17 @@ def test_a_model_and_its_state_are_built_in_their_shards(kind):
 def test_the_mesh_may_be_in_use():
     mesh, key = mesh_of(AxisType.Explicit), jax.random.key(0)
     with jax.set_mesh(mesh):
-        model = eqx.make_sharded(nn.Linear, 4, 4, key=key, mesh=mesh, rules=RULES)
-    assert_same(
-        model, eqx.make_sharded(nn.Linear, 4, 4, key=key, mesh=mesh, rules=RULES)
-    )
+        model = eqx.Layout(mesh, RULES).init(nn.Linear, 4, 4, key=key)
+    assert_same(model, eqx.Layout(mesh, RULES).init(nn.Linear, 4, 4, key=key))
 
 
 def test_the_state_of_an_optimiser_is_built_in_its_shards(mesh):
-    model = eqx.make_sharded(
-        nn.Linear, 4, 4, key=jax.random.key(0), mesh=mesh, rules=RULES
-    )
+    model = eqx.Layout(mesh, RULES).init(nn.Linear, 4, 4, key=jax.random.key(0))
     init = optax.adam(1e-3).init
-    state = eqx.make_sharded(init, model, mesh=mesh, rules=RULES)
+    state = eqx.Layout(mesh, RULES).init(init, model)
     assert_same(
-        state, eqx.filter_shard(init(model), eqx.shardings(init(model), mesh, RULES))
+        state,
+        eqx.filter_shard(init(model), eqx.Layout(mesh, RULES).shardings(init(model))),
     )
     assert state[0].mu.weight.sharding.spec == P("model")
 
@@ -464,9 +456,9 @@ def test_no_device_of_eight_holds_more_than_its_shards_while_it_is_built():
 def test_it_equals_filter_shard_of_the_plain_construction(shape, spec, seed):
     mesh, key = mesh_of(), jax.random.key(seed)
     rules = [("**.weight", spec), ("**", P())]
-    made = eqx.make_sharded(nn.Linear, *shape, key=key, mesh=mesh, rules=rules)
+    made = eqx.Layout(mesh, rules).init(nn.Linear, *shape, key=key)
     plain = nn.Linear(*shape, key=key)
-    assert_same(made, eqx.filter_shard(plain, eqx.shardings(plain, mesh, rules)))
+    assert_same(made, eqx.filter_shard(plain, eqx.Layout(mesh, rules).shardings(plain)))
 
 
 def test_two_processes_build_and_load_their_own_shards(tmp_path):
@@ -484,7 +476,7 @@ def test_it_may_be_called_within_a_compiled_function(kind, in_use):
 
     @eqx.filter_jit
     def made(key):
-        return eqx.make_sharded(nn.Linear, 4, 4, key=key, mesh=mesh, rules=RULES)
+        return eqx.Layout(mesh, RULES).init(nn.Linear, 4, 4, key=key)
 
     with in_use(mesh):
         model = made(jax.random.key(0))
@@ -493,5 +485,5 @@ def test_it_may_be_called_within_a_compiled_function(kind, in_use):
 
 def test_arrays_are_sharded_while_jit_is_disabled(mesh):
     with jax.disable_jit():
-        x = eqx.make_sharded(jnp.ones, 4, mesh=mesh, rules=[("**", P("model"))])
+        x = eqx.Layout(mesh, [("**", P("model"))]).init(jnp.ones, 4)
     assert x.sharding == NamedSharding(mesh, P("model")) and x.tolist() == [1, 1, 1, 1]

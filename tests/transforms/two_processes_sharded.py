@@ -58,13 +58,13 @@ def check_refused(mesh, number):
         ("make.key", Maker(other), (), {}),
         ("make.size", Maker(same, 8 + 8 * number), (), {}),
         ("use_bias", linear, (8, 8), {"use_bias": bool(number), "key": same}),
-        ("x['a']", lambda x: {"weight": jnp.ones(8)}, (one,), {}),
-        ("x", lambda x: {"weight": jnp.ones(8)}, (np.ones(2 + number),), {}),
-        ("x", lambda x: {"weight": x}, (jnp.full(8, number - 0.0),), {}),
+        ("x['a']", lambda x: jnp.ones(8), (one,), {}),
+        ("x", lambda x: jnp.ones(8), (np.ones(2 + number),), {}),
+        ("x", lambda x: x, (jnp.full(8, number - 0.0),), {}),
         ("rules", linear, (8, 8), {"key": same, "rules": odd}),
     ):
         try:
-            eqx.make_sharded(make, *args, **{"mesh": mesh, "rules": RULES} | kwargs)
+            eqx.Layout(mesh, kwargs.pop("rules", RULES)).init(make, *args, **kwargs)
             raise AssertionError(f"took another `{name}` from each process")
         except ValueError as error:
             text = f"`{name}` is not the same in all processes"
@@ -72,10 +72,10 @@ def check_refused(mesh, number):
     # What is not compared: NaN is itself, a lambda has no text, a mesh of one process.
     nan = np.full(8, np.nan, np.float32)
     take = lambda x, f: {"weight": x}  # noqa: E731
-    made = eqx.make_sharded(take, nan, lambda: number, mesh=mesh, rules=RULES)
+    made = eqx.Layout(mesh).init(take, nan, lambda: number)
     assert jnp.isnan(made["weight"]).all()
     own = jax.sharding.Mesh(jax.local_devices(), ("model",))
-    eqx.make_sharded(linear, 8, 8, key=other, mesh=own, rules=RULES)
+    eqx.Layout(own, RULES).init(linear, 8, 8, key=other)
 
 
 def main(address, count, number, folder):
@@ -84,7 +84,7 @@ def main(address, count, number, folder):
     key = jax.random.key(0)
 
     whole = eqx.filter_jit(make)(key)
-    made = eqx.make_sharded(make, key, mesh=mesh, rules=RULES)
+    made = eqx.Layout(mesh, RULES).init(make, key)
     weight = made[0].layers[1].weight
     assert weight.shape == (512, 512) and len(weight.addressable_shards) == 4
     assert weight.addressable_shards[0].data.shape == (64, 512)
@@ -93,7 +93,7 @@ def main(address, count, number, folder):
 
     path = Path(folder) / f"{number}.safetensors"
     like = eqx.filter_eval_shape(make, key)
-    where = eqx.shardings(like, mesh, RULES)
+    where = eqx.Layout(mesh, RULES).shardings(like)
     try:
         eqx.save(path, made)
         raise AssertionError("saved, although half of it is elsewhere")
@@ -116,7 +116,7 @@ def main(address, count, number, folder):
     rows = {"rows": np.ones((8, 1 << 20), np.float32)}
     eqx.save(path, rows)
     like = eqx.filter_eval_shape(lambda: jax.tree.map(jnp.asarray, rows))
-    where = eqx.shardings(like, mesh, [("**", P("model"))])
+    where = eqx.Layout(mesh, [("**", P("model"))]).shardings(like)
     for verify in True, False:
         loaded = eqx.load(path, like, verify=verify, shardings=where)
         shards = loaded["rows"].addressable_shards

@@ -81,7 +81,7 @@ assert_type(ema.update(eqx.apply_updates(mlp, mlp)), eqx.nn.EMA[eqx.nn.MLP])
 
 # What is built in its shards has the type that the function returns.
 mesh = jax.make_mesh((1,), ("x",))
-made = eqx.make_sharded(eqx.nn.MLP, 8, 8, 8, 2, key=key, mesh=mesh, rules=[])
+made = eqx.Layout(mesh, []).init(eqx.nn.MLP, 8, 8, 8, 2, key=key)
 assert_type(made, eqx.nn.MLP)
 
 
