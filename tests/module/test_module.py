@@ -817,8 +817,7 @@ class TestComparison:
 
     def test_repr_of_a_long_model_names_the_summary(self):
         note = "\n# In fewer lines: equinox_like.nn.summary(model)"
-        make = lambda depth: eqx.nn.MLP(2, 2, 2, depth, key=jax.random.key(0))
-        short, long = make(2), make(16)
+        short, long = (eqx.nn.MLP(2, 2, 2, n, key=jax.random.key(0)) for n in (2, 16))
         assert repr(short) == eqx.tree_pformat(short)
         assert repr(long) == str(long) == eqx.tree_pformat(long) + note
         assert str(eqx.nn.summary(long)).count("\n") < repr(long).count("\n")
