@@ -304,6 +304,16 @@ def search(site: Path):
         ("PINN", "recipes/pinn/", ""),
         ("laplacian", "recipes/pinn/", ""),
         ("SwiGLU", "recipes/transformer-block/", ""),
+        ("graph neural network", "recipes/graphs/", ""),
+        ("hyperparameter sweep", "recipes/sweep/", ""),
+        ("beam search", "recipes/sequence-to-sequence/", "beam-search"),
+        ("label smoothing", "recipes/sequence-to-sequence/", "label-smoothing"),
+        ("jit print", "printing/", ""),
+        ("vmap key", "faq/", "with-a-key-in-place-of-keys"),
+        ("list of layers", "modules/", "a-list-of-layers"),
+        ("unexpected PRNG key type", "faq/", "unexpected-prng-key-type"),
+        ("object is not callable", "faq/", "object-is-not-callable"),
+        ("left padding", "generation/", "left-padding"),
     ],
 )
 def test_search_shows_first(typed: str, page: str, section: str, search) -> None:
