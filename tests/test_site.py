@@ -135,6 +135,14 @@ def test_no_page_loads_anything_from_another_host(site: Path, pages) -> None:
     assert loaded + imported == []
 
 
+def test_colours_are_those_of_the_system_until_the_reader_chooses(pages) -> None:
+    """The first palette is the one that a first visit stores."""
+    choices = pages[""].select("input[data-md-color-media]")
+    media = [str(choice["data-md-color-media"]) for choice in choices]
+    schemes = [f"(prefers-color-scheme: {scheme})" for scheme in ("light", "dark")]
+    assert media == ["(prefers-color-scheme)", *schemes]
+
+
 def test_no_markup_is_left_unrendered(pages) -> None:
     markup = re.compile(
         r"\$|\*\*|``|!!! |^:::|\]\[|\]\(|\\[a-zA-Z(\[]|\x1b", re.MULTILINE
