@@ -97,7 +97,8 @@ class Dropout(Module):
 
         - `x`: an array of any shape.
         - `key`: a PRNG key that decides which elements are dropped. Not needed at
-            inference. Under a `jax.vmap` over examples that are split over the explicit
+            inference. Under `jax.vmap` pass a key for each example: one key drops the
+            same elements of all of them. Where the examples are split over the explicit
             axes of a mesh, the keys must be split in the same way:
             `jax.sharding.reshard(keys, PartitionSpec("data"))`.
         - `inference`: overrides the layer's own, unless it is `None`.
