@@ -20,7 +20,7 @@ NOTEBOOKS = sorted(
 )
 PROJECTS = [
     ROOT / "examples" / name
-    for name in ("hugging_face", "resnet", "train_language_model")
+    for name in ("back_to_pytorch", "hugging_face", "resnet", "train_language_model")
 ]
 SECTION = "Examples"  # of the navigation, where the notebooks come last
 # As nbconvert's own template, but what a cell printed is a block of class `output`.
