@@ -76,9 +76,9 @@ def save(
     traced array, one with parts on other hosts, an array of Python objects. `OSError` if
     the file cannot be written, for example because the disk is full. `TypeError` if `tree`
     is a class or a function in place of a tree. `ValueError` if an open file is in another
-    mode, or is to be `durable` or an index, and for metadata and names that the format
-    cannot hold. `FileExistsError` if there is a single file where an index would refer to
-    several. An old file is not replaced then.
+    mode, or is to be `durable` or an index, for a `max_shard_size` that is not a positive
+    integer, and for metadata and names that the format cannot hold. `FileExistsError` if
+    an index would stand beside a single file. An old file is not replaced then.
 
     !!! example
 

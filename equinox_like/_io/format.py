@@ -384,10 +384,8 @@ class File:
         """A tensor as an array of NumPy, in the mapped memory; of PRNG keys, their data."""
         tensor = self.tensors[name]
         if tensor.leaf_dtype is None or not self.is_intact(name):
-            text = (
-                f"`{name}` in {self.path}, {tensor}, is damaged or of an unknown dtype"
-            )
-            raise RuntimeError(f"{text}.")
+            text = f"`{name}`, {tensor}, is damaged or of an unknown dtype"
+            raise RuntimeError(f"{text}, in {self.path}.")
         if "key" in tensor.kind:
             tensor = tensor._replace(kind={})
         like = jax.ShapeDtypeStruct(tensor.leaf_shape, tensor.leaf_dtype)

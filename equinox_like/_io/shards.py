@@ -22,7 +22,9 @@ SUFFIX: Final = ".safetensors"
 INDEX: Final = ".index.json"
 
 
-def write(place: Any, texts: dict[str, str], tensors: list[Named], durable: bool):
+def write(
+    place: Any, texts: dict[str, str], tensors: list[Named], durable: bool
+) -> None:
     """Writes tensors to a path or an open file."""
     # With the largest alignment first, each tensor is aligned.
     tensors = sorted(tensors, key=lambda item: -alignment(item[2].nbytes))
@@ -37,7 +39,7 @@ def write(place: Any, texts: dict[str, str], tensors: list[Named], durable: bool
 
 def write_shards(
     path: str, texts: dict[str, str], tensors: list[Named], durable: bool, limit: int
-):
+) -> None:
     """Writes tensors to files with at most `limit` bytes of data each, and an index.
 
     A tensor that is larger has a file of its own. What an earlier call wrote for the index

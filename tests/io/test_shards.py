@@ -248,7 +248,7 @@ def test_damaged_data_are_refused_by_load_and_by_load_state_dict(tmp_path):
     file.write_bytes(content)
     with pytest.raises(eqx.LeafError, match="`b` is damaged"):
         eqx.load(tmp_path / INDEX, PAIR)
-    with pytest.raises(RuntimeError, match=rf"`b` in .*{INDEX}, .*, is damaged"):
+    with pytest.raises(RuntimeError, match=rf"`b`, .*, is damaged .*{INDEX}"):
         eqx.load_state_dict(PAIR, tmp_path / INDEX)
 
 
@@ -256,7 +256,9 @@ def test_unknown_dtype_is_named_by_load_state_dict(tmp_path):
     head = b'{"w":{"dtype":"F6_E2M3","shape":[4],"data_offsets":[0,3]}}'
     path = tmp_path / "m.safetensors"
     path.write_bytes(len(head).to_bytes(8, "little") + head + bytes(3))
-    with pytest.raises(RuntimeError, match=r"F6_E2M3\[4\], is .* of an unknown dtype"):
+    with pytest.raises(
+        RuntimeError, match=r"`w`, F6_E2M3\[4\], is .* of an unknown dtype"
+    ):
         eqx.load_state_dict({"w": jnp.zeros(1)}, path)
 
 
