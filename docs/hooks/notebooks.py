@@ -19,7 +19,8 @@ NOTEBOOKS = sorted(
     (ROOT / "examples").glob("*.ipynb"), key=lambda p: (p.stem != "quickstart", p.stem)
 )
 PROJECTS = [
-    ROOT / "examples" / name for name in ("hugging_face", "train_language_model")
+    ROOT / "examples" / name
+    for name in ("back_to_pytorch", "hugging_face", "resnet", "train_language_model")
 ]
 SECTION = "Examples"  # of the navigation, where the notebooks come last
 # As nbconvert's own template, but what a cell printed is a block of class `output`.

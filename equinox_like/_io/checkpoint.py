@@ -7,8 +7,7 @@ JAX can use most of them in the mapped file, without a copy.
 
 import io
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.tree_util as jtu
@@ -20,24 +19,20 @@ from .._tree.nodes import describe_node, plain_path
 from .._tree.require import check_not_callable, check_not_class
 from .._typing import FilePath, Readable, Writable
 from .faults import OTHER_SUM, Faults, Wanted, error_at, is_unicode, renamer
-from .files import is_file, is_path, replacing, with_suffix, write_all
+from .files import is_file, is_path, with_suffix
 from .format import (
     METADATA,
     RESERVED,
-    File,
     Named,
-    alignment,
     encode_tensor,
-    header,
     is_loadable,
     is_savable,
     what_is_wrong,
 )
 from .placement import HOMELESS, is_homeless, local_ranges, put_like, shardings_for
+from .shards import INDEX, SUFFIX, open_file, write, write_shards
 
 _Tree = TypeVar("_Tree")
-
-_SUFFIX: Final = ".safetensors"
 
 
 @deleted_named
@@ -47,6 +42,7 @@ def save(
     metadata: Mapping[str, str] | None = None,
     *,
     durable: bool = False,
+    max_shard_size: int | None = None,
 ) -> None:
     """Saves the arrays and numbers of a tree to a safetensors file, by their paths.
 
@@ -68,6 +64,11 @@ def save(
         [`equinox_like.load_metadata`][] reads them. They must be valid Unicode.
     - `durable`: whether to wait until all data are on the disk, so that a file given by
         its path survives a power failure. It may take ten times as long.
+    - `max_shard_size`: saves to several files instead, with at most so many bytes of
+        tensors in each, and to an index of them, which other programs read, too:
+        `model.safetensors.index.json`. Pass its path to `load`. The path is that of the
+        index, or without `.index.json`. A larger tensor has a file of its own. The index
+        is replaced atomically; then the files of the old one are deleted.
 
     **Raises:**
 
@@ -75,8 +76,9 @@ def save(
     traced array, one with parts on other hosts, an array of Python objects. `OSError` if
     the file cannot be written, for example because the disk is full. `TypeError` if `tree`
     is a class or a function in place of a tree. `ValueError` if an open file is in another
-    mode, or is to be `durable`, and for metadata and names that the format cannot hold.
-    An old file is not replaced then.
+    mode, or is to be `durable` or an index, for a `max_shard_size` that is not a positive
+    integer, and for metadata and names that the format cannot hold. `FileExistsError` if
+    an index would stand beside a single file. An old file is not replaced then.
 
     !!! example
 
@@ -97,21 +99,17 @@ def save(
     check_no_cycle("tree", tree)
     texts = _check_metadata(metadata)
     place = _located(path_or_file, "wb")
-    is_open = not is_path(place)
-    if durable and is_open:
+    if durable and not is_path(place):
         raise ValueError(
             "`durable=True` needs a path. An open file is on the disk after "
             "`file.flush()` and `os.fsync(file.fileno())`."
         )
+    _check_shard_size(max_shard_size, place)
     tensors = _encode(tree)
-    # With the largest alignment first, each tensor is aligned.
-    tensors.sort(key=lambda item: -alignment(item[2].nbytes))
-    head = header(texts, tensors)
-    size = len(head) + sum(data.nbytes for _, _, data in tensors)
-    with nullcontext(place) if is_open else replacing(place, durable, size) as file:
-        write_all(file, head)
-        for _, _, data in tensors:
-            write_all(file, data)
+    if max_shard_size is None:
+        write(place, texts, tensors, durable)
+    else:
+        write_shards(place, texts, tensors, durable, max_shard_size)
 
 
 def load(
@@ -139,7 +137,8 @@ def load(
 
     - `path_or_file`: a path as for `save`, or a binary file open for reading, whose rest
         is copied to a temporary file. Any safetensors file whose names are the paths of
-        `like` can be read.
+        `like` can be read, and so can the path of an index, `*.safetensors.index.json`,
+        of several files in the same folder.
     - `like`: a tree with the structure, dtypes and shapes of what was saved. Its leaves may
         be `jax.ShapeDtypeStruct`s, for JAX arrays; whatever is not saved is taken from it.
         An array is placed where the array of `like` is committed, or as the struct says;
@@ -189,7 +188,7 @@ def load(
     """
     check_not_class(like, "like")
     check_no_cycle("like", like)
-    file = File(_located(path_or_file, "rb"))
+    file = open_file(_located(path_or_file, "rb"))
     items, treedef = jtu.tree_flatten_with_path(like)
     where = shardings_for(like, shardings)
     faults = Faults(file.path, "the file")
@@ -240,7 +239,8 @@ def load_metadata(path_or_file: FilePath | Readable) -> dict[str, str]:
 
     **Arguments:**
 
-    - `path_or_file`: as for `load`; any safetensors file. An open file is read to its end.
+    - `path_or_file`: as for `load`; any safetensors file, or an index. An open file is read
+        to its end.
 
     **Raises:**
 
@@ -256,18 +256,29 @@ def load_metadata(path_or_file: FilePath | Readable) -> dict[str, str]:
         assert eqx.load_metadata("weights") == {"step": "100"}
         ```
     """
-    return File(_located(path_or_file, "rb")).metadata
+    return open_file(_located(path_or_file, "rb")).metadata
 
 
 def _located(path_or_file: Any, mode: str) -> Any:
     """The path, with a suffix; or the file, if it is open in this mode."""
     does, can = ("write", "writable") if mode == "wb" else ("read", "readable")
     if not is_file(path_or_file, does):
-        return with_suffix(path_or_file, _SUFFIX)
+        return with_suffix(path_or_file, SUFFIX)
     allows = getattr(path_or_file, can, lambda: True)
     if isinstance(path_or_file, io.TextIOBase) or not allows():
         raise ValueError(f"`path_or_file` must be a file open in the mode {mode!r}.")
     return path_or_file
+
+
+def _check_shard_size(size: Any, place: Any) -> None:
+    is_of_index = is_path(place) and place.endswith(INDEX)
+    if size is None and is_of_index:
+        raise ValueError(f"A path that ends with `{INDEX}` needs `max_shard_size=`.")
+    if size is not None and not (is_path(place) and type(size) is int and size > 0):
+        raise ValueError(
+            "`max_shard_size` must be a number of bytes, such as `5 * 10**9`, and needs a "
+            f"path; got {size!r}."
+        )
 
 
 def _encode(tree: Any) -> list[Named]:

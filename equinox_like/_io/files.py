@@ -109,8 +109,8 @@ _FOREIGN: Final = {
     rb"\xfd7zXZ": "is compressed: pass `lzma.open(path)`",
     rb"PK\x03\x04|\x80[\x02-\x05][^\0]": "is a zip archive or a pickle: if PyTorch saved "
     "it, give what `torch.load` returns to `load_state_dict`",
-    rb'\s*\{.*"weight_map"': "is the index of a model in several files: read each by "
-    "`safetensors.numpy.load_file`, and give `load_state_dict` one dictionary of all",
+    rb'\s*\{.*"weight_map"': "is the index of a model in several files, which `load` and "
+    "`load_state_dict` read by its path. It must end with `.index.json`",
     rb'\s*\{\s*["}]': "is a text in JSON, without weights",
     rb"version (https://git-lfs|$)": "is a pointer of Git LFS: `git lfs pull` gets it",
     rb"\s*<(!DOC|!doc|html)": "is a web page, not the file",

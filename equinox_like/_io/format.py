@@ -380,6 +380,17 @@ class File:
         self.kinds: dict[str, dict[str, Any]] = self._kinds(own, own_sum)
         self.tensors = {name: self._tensor(name) for name in header}
 
+    def array(self, name: str) -> np.ndarray:
+        """A tensor as an array of NumPy, in the mapped memory; of PRNG keys, their data."""
+        tensor = self.tensors[name]
+        if tensor.leaf_dtype is None or not self.is_intact(name):
+            text = f"`{name}`, {tensor}, is damaged or of an unknown dtype"
+            raise RuntimeError(f"{text}, in {self.path}.")
+        if "key" in tensor.kind:
+            tensor = tensor._replace(kind={})
+        like = jax.ShapeDtypeStruct(tensor.leaf_shape, tensor.leaf_dtype)
+        return decode_tensor(tensor, self._bytes(name), like)
+
     def read(self, name: str, like: Any) -> Any:
         return decode_tensor(self.tensors[name], self._bytes(name), like)
 
@@ -389,7 +400,7 @@ class File:
         With `ranges` of elements, only the pieces with these elements are read.
         """
         data, tensor = self._bytes(name), self.tensors[name]
-        sums = self.kinds.get(name, {}).get("sum")
+        sums = tensor.kind.get("sum")
         if sums is None:
             return tensor.leaf_dtype != np.bool_ or are_bools(data)
         if ranges is not None:

@@ -21,10 +21,12 @@ from .._tree.cycles import check_no_cycle
 from .._tree.filters import is_array, is_array_or_struct
 from .._tree.nodes import describe_node, path_str
 from .._tree.require import check_not_class
+from .._typing import FilePath
 from .faults import Faults, Path, Wanted, other_prefix, renamer
-from .files import is_path
+from .files import is_path, with_suffix
 from .format import NUMBERS, as_numpy_or_number, is_loadable, number_type
 from .placement import put_like, shardings_for
+from .shards import SUFFIX, open_file
 
 _Tree = TypeVar("_Tree")
 
@@ -80,7 +82,7 @@ def state_dict(tree: Any, *, unstack: bool = False) -> dict[str, Any]:
 
 def load_state_dict(
     tree: _Tree,
-    mapping: Mapping[str, Any],
+    mapping: Mapping[str, Any] | FilePath,
     *,
     strict: bool = True,
     rename: Mapping[str, str] | Callable[[str], str] | None = None,
@@ -92,8 +94,9 @@ def load_state_dict(
     - `tree`: a pytree; its arrays say which shape and dtype is wanted, and where the new
         arrays are placed, if they are committed to a device or sharded.
     - `mapping`: from dotted names to arrays: JAX or NumPy arrays, or objects that
-        convert to one, such as PyTorch's tensors on the CPU (after `.detach()`). The
-        arrays are copied. The layers of an [`equinox_like.nn.Stacked`][] may have names
+        convert to one, such as PyTorch's tensors on the CPU (after `.detach()`). Or the
+        path of a safetensors file, or of an index of several: `*.safetensors.index.json`.
+        The arrays are copied. The layers of an [`equinox_like.nn.Stacked`][] may have names
         of their own, `blocks.0.weight`, `blocks.1.weight`: they are stacked.
     - `strict`: if `False`, leaves that `mapping` does not have are kept, and names that
         only `mapping` has are ignored. Other shapes and dtypes remain errors, and so does
@@ -111,7 +114,7 @@ def load_state_dict(
 
     `LeafError`, a `RuntimeError` with attribute `path`, which lists all leaves that are
     missing, left over, or of another shape or dtype. `ValueError` if a key of `rename` is
-    not a name in `tree`.
+    not a name in `tree`. For a path, the errors of [`equinox_like.load`][] about the file.
 
     !!! example
 
@@ -128,17 +131,7 @@ def load_state_dict(
     """
     check_not_class(tree, "tree")
     check_no_cycle("tree", tree)
-    is_mapping = hasattr(mapping, "__contains__") and hasattr(mapping, "__getitem__")
-    if not is_mapping or isinstance(mapping, Sequence):
-        fix = (
-            "Read a file first, for example by `safetensors.numpy.load_file`."
-            if is_path(mapping)
-            else "`tree` comes first, and `mapping` second."
-        )
-        raise TypeError(
-            "`mapping` must be a dictionary from names to arrays; got "
-            f"{describe_node(mapping)}. {fix}"
-        )
+    mapping = _arrays_in(mapping)
     entries = _entries(tree)
     rows: dict[Path, list[_Entry]] = {entry.path: [] for entry in entries}
     for entry in _entries(tree, unstack=True):
@@ -171,6 +164,20 @@ def load_state_dict(
     leaves = [found.get(path, leaf) for path, leaf in items]
     where = shardings_for(tree, None)
     return treedef.unflatten(put_like(items, leaves, where))
+
+
+def _arrays_in(mapping: Any) -> Mapping[str, Any]:
+    """The mapping, or the arrays of the file that has this path."""
+    if is_path(mapping):
+        file = open_file(with_suffix(mapping, SUFFIX))
+        return {name: file.array(name) for name in file.tensors}
+    is_mapping = hasattr(mapping, "__contains__") and hasattr(mapping, "__getitem__")
+    if not is_mapping or isinstance(mapping, Sequence):
+        raise TypeError(
+            "`mapping` must be a dictionary from names to arrays, or a path; got "
+            f"{describe_node(mapping)}. `tree` comes first, and `mapping` second."
+        )
+    return mapping
 
 
 class _Entry(NamedTuple):

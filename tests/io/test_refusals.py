@@ -8,7 +8,6 @@ import json
 import lzma
 import os
 import pickle
-import re
 import struct
 
 import hypothesis.strategies as st
@@ -278,30 +277,6 @@ def test_compressed_file_is_answered_by_what_opens_it(tmp_path, suffix, module):
     code = str(error.value).split("pass `")[1].partition("`")[0]
     with eval(code, {module.__name__: module, "path": path}) as file:
         assert eqx.tree_equal(load(file, tree), tree)
-
-
-@pytest.mark.parametrize("indent", [None, 2])
-def test_index_of_a_model_in_several_files_says_what_reads_them(tmp_path, indent):
-    parts = {"a": {"w": np.ones(2, "f4")}, "b": {"b": np.zeros(3, "f4")}}
-    for name, part in parts.items():
-        safetensors.numpy.save_file(part, tmp_path / name)
-    table = {name: file for file, part in parts.items() for name in part}
-    index = tmp_path / "model.safetensors.index.json"
-    index.write_text(json.dumps({"metadata": {}, "weight_map": table}, indent=indent))
-    like = {"w": jnp.zeros(2), "b": jnp.ones(3)}
-    text = (
-        r"index.json is not a safetensors file. It is the index of .* in several file"
-    )
-    for read in (lambda f: eqx.load(f, like), eqx.load_metadata):
-        with pytest.raises(RuntimeError, match=text) as error:
-            read(index)
-    named = re.findall(r"`([^`]+)`", str(error.value))
-    assert named == ["safetensors.numpy.load_file", "load_state_dict"]
-    found = {}
-    for name in set(table.values()):
-        found |= eval(named[0])(tmp_path / name)
-    loaded = getattr(eqx, named[1])(like, found)
-    assert loaded["w"].tolist() == [1, 1] and loaded["b"].tolist() == [0, 0, 0]
 
 
 @formats

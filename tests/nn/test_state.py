@@ -330,3 +330,14 @@ def test_model_can_be_built_without_computing() -> None:
     counter, state = eqx.filter_eval_shape(make)
     assert isinstance(jax.tree.leaves(state)[0], jax.ShapeDtypeStruct)
     assert counter.index.marker == "Counter.index"
+
+
+def test_state_of_shapes_takes_values() -> None:
+    """So a pretrained model is loaded without initialising it."""
+    build = nn.make_with_state(nn.BatchNorm)
+    norm, state = eqx.filter_eval_shape(build, 3, mode="batch")
+    values = jnp.full(3, 2.0), jnp.full(3, 4.0)
+    state = state.set(norm.batch_state_index, values)
+    assert eqx.tree_equal(state.get(norm.batch_state_index), values)
+    with pytest.raises(ValueError, match="cannot change from ShapeDtypeStruct"):
+        state.set(norm.batch_counter, jnp.ones(4))

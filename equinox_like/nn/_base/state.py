@@ -404,7 +404,7 @@ def _fitting(value: Any, old: Any, name: str) -> Any:
     return jax.tree.map(_as_strong, value, old)
 
 
-def _as_strong(new: Array, old: Array) -> Array:
+def _as_strong(new: Array, old: Array | jax.ShapeDtypeStruct) -> Array:
     """`new`, without a weak type if `old` has none, to avoid retraces of its users."""
     return jnp.asarray(new, new.dtype) if is_weak(new) and not is_weak(old) else new
 
