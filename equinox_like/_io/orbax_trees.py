@@ -99,16 +99,15 @@ def _crc(text: str) -> str:
 _Sums = dict[str, tuple[int, int]]
 
 
-def start_sums(arrays: dict[str, Any]) -> "Future[_Sums]":
+def start_sums(arrays: dict[str, Any]) -> Future[_Sums]:
     """Sums up what this process has of `arrays`, in a thread.
 
     The arrays may be donated or deleted meanwhile.
     """
     if jax.process_index() > 0:  # the first process writes the arrays of NumPy
         arrays = {n: x for n, x in arrays.items() if isinstance(x, jax.Array)}
-    own = {name: own_parts(x) for name, x in arrays.items()}
     pool = ThreadPoolExecutor(1)
-    sums = pool.submit(_sums, {name: parts for name, parts in own.items() if parts})
+    sums = pool.submit(_sums, {name: own_parts(x) for name, x in arrays.items()})
     pool.shutdown(wait=False)
     return sums
 
@@ -117,6 +116,7 @@ def _sums(own: dict[str, list[Part]]) -> _Sums:
     return {
         name: (sum_of_parts(parts), sum(part.data.size for part in parts))
         for name, parts in own.items()
+        if parts
     }
 
 
