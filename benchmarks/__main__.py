@@ -6,6 +6,7 @@ import platform
 import jax
 
 from . import (
+    checkpoints,
     checks,
     dispatch,
     eager,
@@ -51,6 +52,7 @@ SUBJECTS = {
     "libraries": libraries.run,
     "quantised": quantised.run,
     "saving": saving.run,
+    "checkpoints": checkpoints.run,
     "imports": imports.run,
     "memory": memory.run,
     "sharded": sharded.run,

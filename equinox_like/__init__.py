@@ -25,9 +25,6 @@ from ._errors import (
 )
 from ._jit import (
     DonationReport as DonationReport,
-    DonationRow as DonationRow,
-    MemoryTotals as MemoryTotals,
-    OutputRow as OutputRow,
     Retrace as Retrace,
     filter_jit as filter_jit,
 )

@@ -7,7 +7,7 @@ read these aliases as they read the unions.
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypedDict, TypeVar, overload
 
 import jax.typing
 import jaxtyping
@@ -16,6 +16,9 @@ if sys.version_info >= (3, 12):
     from typing import TypeAliasType
 else:  # jaxtyping imports it there, too
     from typing_extensions import TypeAliasType
+
+_S = TypeVar("_S")
+_Y = TypeVar("_Y", covariant=True)
 
 ArrayLike = TypeAliasType("ArrayLike", jax.typing.ArrayLike)
 DTypeLike = TypeAliasType("DTypeLike", jax.typing.DTypeLike)
@@ -58,8 +61,18 @@ if TYPE_CHECKING:
 
     class Writable(Protocol):
         def write(self, data: bytes, /) -> Any: ...
+
+    # A type checker gives a transformed function the first overload only, unless one of
+    # the transformation asks for both.
+    class MayTakeState(Protocol[_Y]):
+        """A layer that may be called with a state, such as a `Sequential` or a norm."""
+
+        @overload
+        def __call__(self, x: Any, *, key: Any = ...) -> _Y: ...
+        @overload
+        def __call__(self, x: Any, state: _S, *, key: Any = ...) -> tuple[_Y, _S]: ...
 else:
-    FilePath = Readable = Writable = Any
+    FilePath = Readable = Writable = MayTakeState = Any
 
 
 class _NotGiven:
@@ -68,4 +81,4 @@ class _NotGiven:
 
 
 # Stands for an argument that is not given: in `@filter_jit(option=...)`, the function.
-NOT_GIVEN: Final = _NotGiven()
+NOT_GIVEN: Final[Any] = _NotGiven()

@@ -24,6 +24,7 @@ from ._tree.require import (
 
 try:
     import orbax.checkpoint as _ocp
+    from orbax.checkpoint.future import ChainedFuture as _ChainedFuture
 except ImportError:
     raise ImportError(
         "`equinox_like.orbax` needs the package `orbax-checkpoint`: "
@@ -70,13 +71,22 @@ class TreeHandler(_ocp.AsyncCheckpointHandler):
     async def async_save(self, directory: Any, args: "Save") -> Any:
         """Copies the arrays to the host, and returns futures of their being written."""
         _require(args, Save, "save")
-        as_arrays = _trees.as_pytree_save(args.tree)
-        return await self._arrays.async_save(directory, args=as_arrays)
+        saved = _trees.as_pytree_save(args.tree)
+        futures = await self._arrays.async_save(directory, args=saved)
+        sums = _trees.start_sums(saved.item)
+
+        def write() -> None:  # before Orbax gives the step its final name
+            _trees.write_sums(directory, sums.result())
+
+        return [_ChainedFuture([*(futures or ()), sums], write)]
 
     def save(self, directory: Any, args: "Save") -> None:
         """Saves, and waits until all is written."""
         _require(args, Save, "save")
-        self._arrays.save(directory, args=_trees.as_pytree_save(args.tree))
+        saved = _trees.as_pytree_save(args.tree)
+        sums = _trees.start_sums(saved.item)
+        self._arrays.save(directory, args=saved)
+        _trees.write_sums(directory, sums.result())
 
     def restore(self, directory: Any, args: "Restore") -> Any:
         """**Returns:** a tree of the structure of `args.like`."""
@@ -116,9 +126,8 @@ class Save(_ocp.args.CheckpointArgs):
 
     `LeafError`, a `RuntimeError` with attribute `path`, before anything is written, if
     an array is traced or was deleted, is a `jax.ShapeDtypeStruct`, a `jax.Ref` or a masked
-    array, is of a dtype or has a path that Orbax does not store, or, where there are
-    several processes, is on the devices of one. `TypeError` if `tree` is a class or a
-    function in place of a tree.
+    array, is of a dtype or has a path that Orbax does not store, or is not on devices of
+    all processes. `TypeError` if `tree` is a class or a function in place of a tree.
 
     !!! example
 

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 import equinox_like
@@ -114,6 +115,17 @@ def test_blocks_are_found() -> None:
     assert any(name.startswith("README.md:") for name in ids)
     assert any(name.startswith("docs/") for name in ids)
     assert any(name.startswith("equinox_like.") for name in ids)
+
+
+def test_page_on_printing_shows_what_is_printed(capsys) -> None:
+    page = (ROOT / "docs" / "printing.md").read_text()
+    shown = re.findall(r"^```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    for (_, code), lines in zip(blocks_of(page), shown, strict=True):
+        exec(code, {})
+        jax.effects_barrier()
+        # In any order, because programs run asynchronously.
+        printed = capsys.readouterr().out.splitlines()
+        assert sorted(printed) == sorted(lines.splitlines())
 
 
 def test_optimisers_are_started_with_the_trainable_arrays() -> None:

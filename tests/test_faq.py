@@ -307,7 +307,7 @@ CALLS = {
     "the gradient of a while loop": [gradient_of_a_loop],
     "`model(batch)`": [lambda: model(jnp.ones((4, 2)))],
     "`jax.vmap(model)(x)` of one example": [lambda: jax.vmap(model)(x)],
-    "`jax.vmap(model)(xs, key)` with one key": [
+    "`jax.vmap(model)(xs, key)` with a key in place of keys": [
         lambda: jax.vmap(lambda x, key: model(x))(x[None], jax.random.key(0))
     ],
     "`jax.vmap(model)(xs, keys)`, where `xs` is split over devices": [split_batch],
@@ -427,7 +427,9 @@ def test_errors_that_are_said_to_be_the_same_are():
         jax.vmap(lambda key: eqx.nn.MLP(2, 1, 2, 1, key=key))(
             jax.random.split(jax.random.key(0))
         )
-    pattern = re.escape(quoted["`jax.vmap(model)(xs, key)` with one key"][0])
+    pattern = re.escape(
+        quoted["`jax.vmap(model)(xs, key)` with a key in place of keys"][0]
+    )
     with pytest.raises(ValueError) as of_list:
         jax.vmap(model)([[1.0, 2.0]])
     assert re.match(pattern, f"ValueError: {of_list.value}")

@@ -4,6 +4,7 @@ import inspect
 import pydoc
 import re
 
+import jedi
 import pytest
 
 import equinox_like as eqx
@@ -82,3 +83,39 @@ def test_filter_jit_begins_with_what_is_traced_and_what_is_static() -> None:
     lines = documentation(eqx.filter_jit)
     start = " ".join(lines[: lines.index("**Arguments:**")])
     assert "arrays are traced" in start and "Static are Python numbers" in start
+
+
+DECORATORS = (
+    "eqx.filter_jit",
+    "eqx.filter_jit(donate='all')",
+    "eqx.filter_vmap",
+    "eqx.filter_vmap(in_axes=(None, 0))",
+    "eqx.filter_pmap",
+    "eqx.filter_shard_map(in_specs=None, out_specs=None)",
+    "eqx.filter_checkpoint(policy=None)",
+    "eqx.filter_grad",
+    "eqx.filter_value_and_grad(has_aux=True)",
+    "eqx.filter_jacfwd",
+    "eqx.filter_jit\n@eqx.filter_vmap",
+)
+STEP = "step(model, x: jax.Array, *, scale=2.0) -> jax.Array"
+
+
+def shown_by_an_editor(code: str) -> list[str]:
+    """The signatures at the end of `code`, by an editor that runs nothing."""
+    signatures = jedi.Script(f"import jax\nimport equinox_like as eqx\n{code}(")
+    return [signature.to_string() for signature in signatures.get_signatures()]
+
+
+@pytest.mark.parametrize("decorator", DECORATORS)
+def test_an_editor_shows_the_signature_of_a_decorated_function(decorator) -> None:
+    shown = shown_by_an_editor(f"@{decorator}\ndef {STEP}: ...\nstep")
+    assert shown[0] == STEP
+
+
+def test_an_editor_shows_the_signature_of_a_compiled_function_and_method() -> None:
+    assert shown_by_an_editor(f"def {STEP}: ...\nrun = eqx.filter_jit(step)\nrun") == [
+        STEP
+    ]
+    method = "class M(eqx.Module):\n    @eqx.filter_jit\n    def go(self, a, b): ...\n"
+    assert shown_by_an_editor(f"{method}M().go") == ["go(a, b)"]

@@ -2,9 +2,11 @@
 
 import asyncio
 import gc
+import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from unittest import mock
 
@@ -14,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
+import processes_orbax
 import pytest
 from hypothesis import given
 from jax.sharding import AxisType, PartitionSpec as P
@@ -22,8 +25,10 @@ from strategies import ARRAYS, OWN_PRNG, same
 
 import equinox_like as eqx
 from equinox_like import nn, orbax
+from equinox_like._io import checksums, orbax_trees
 
 HERE = Path(__file__).parent
+MESH = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
 
 
 @pytest.fixture
@@ -337,8 +342,49 @@ def test_it_stands_beside_other_arguments(tmp_path, key):
     assert eqx.tree_equal(again.model, model) and again.data == {"epoch": 3}
 
 
-def test_a_save_that_is_killed_leaves_the_earlier_step(tmp_path):
-    process = start(HERE / "killed_save.py", tmp_path / "steps", devices=1)
+@pytest.mark.parametrize("place", ["host", "device"])
+def test_sums_are_computed_in_the_background(manager, key, place, monkeypatch):
+    """Also if the arrays are donated or deleted meanwhile; the step waits for the sums."""
+    monkeypatch.setattr(checksums, "_is_on_host", lambda x: place == "host")
+    go_on = threading.Event()
+    slow = mock.Mock(
+        wraps=orbax_trees.sum_of_parts,
+        side_effect=lambda parts: go_on.wait(60) and mock.DEFAULT,
+    )
+    monkeypatch.setattr(orbax_trees, "sum_of_parts", slow)
+    split = jax.device_put(np.arange(64.0), jax.NamedSharding(MESH, P("x")))
+    arrays = {"one": jax.random.normal(key, (64,)), "split": split}
+    tree = arrays | {"numpy": np.arange(9)}
+    expected = jax.tree.map(np.array, tree)
+    like = jax.eval_shape(lambda: expected) | {"numpy": np.zeros(9, int)}
+    manager.save(1, args=orbax.Save(tree))
+    jax.jit(lambda x: jax.tree.map(jnp.zeros_like, x), donate_argnums=0)(arrays)
+    for x in arrays.values():
+        x.delete()
+    tree["numpy"][:] = 0
+    assert not manager.all_steps(read=True)
+    go_on.set()
+    manager.wait_until_finished()
+    again = manager.restore(1, args=orbax.Restore(like, jax.devices()[0]))
+    assert all((again[name] == expected[name]).all() for name in expected)
+
+
+def test_step_without_sums_is_not_finished(manager, monkeypatch):
+    def fail(parts):
+        raise MemoryError("no room for the sum")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(orbax_trees, "sum_of_parts", fail)
+        manager.save(1, args=orbax.Save([jnp.ones(2)]))
+        with pytest.raises(MemoryError, match="no room"):
+            manager.wait_until_finished()
+    assert manager.all_steps(read=True) == []
+    assert round_trip(manager, [jnp.ones(2)])[0].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("stage", ["write_sums", "finalize"])
+def test_a_save_that_is_killed_leaves_the_earlier_step(tmp_path, stage):
+    process = start(HERE / "killed_save.py", tmp_path / "steps", stage, devices=1)
     assert process.stdout.readline().strip() == "written, not committed"
     process.send_signal(signal.SIGKILL)
     process.communicate()
@@ -351,10 +397,16 @@ def test_a_save_that_is_killed_leaves_the_earlier_step(tmp_path):
         assert manager.all_steps() == [1, 2]
 
 
-def test_two_processes_save_and_restore_their_own_shards(tmp_path):
-    script = HERE / "two_processes_orbax.py"
-    for printed in run_together(script, tmp_path / "steps", processes=2, devices=2):
-        assert "as saved" in printed
+@pytest.mark.parametrize(("savers", "others"), [(2, 4), (4, 2)])
+def test_processes_save_and_restore_their_own_shards(tmp_path, savers, others):
+    """And so does another number of processes, and one."""
+    folder = tmp_path / "steps"
+    for count, task in (savers, "save"), (others, "restore"):
+        script = HERE / "processes_orbax.py"
+        run = run_together(script, folder, task, processes=count, devices=4 // count)
+        assert all("as saved" in printed for printed in run)
+    processes_orbax.check_restored(folder)
+    processes_orbax.check_damage_is_found(folder)
 
 
 def test_without_orbax_the_error_says_what_to_install():
@@ -366,7 +418,6 @@ def test_without_orbax_the_error_says_what_to_install():
 # Damage
 
 
-MESH = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
 DAMAGED = {
     "big": jax.random.normal(jax.random.key(0), (50, 50)),
     "half": jnp.ones((4, 3), jnp.bfloat16),
@@ -485,6 +536,21 @@ def test_damaged_description_is_an_error(sound, old):
     file.write_text(text[:start] + description)
     with pytest.raises(eqx.LeafError, match="damaged"):
         restored(path)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"0 {}", b"\xff"])
+def test_lost_sums_are_an_error_that_says_so(sound, content):
+    path, files = sound
+    (file,) = [file for file in files if "sums" in file.name]
+    file.unlink() if content is None else file.write_bytes(content)
+    with pytest.raises(eqx.LeafError) as caught:
+        restored(path)
+    arrays = ["big", "half", "host", "key", "sharded"]
+    assert (
+        re.findall(r"`\['(\w+)'\]` is damaged: a checksum of its", str(caught.value))
+        == arrays
+    )
+    assert jax.tree_util.keystr(caught.value.path) == "['big']"
 
 
 def test_missing_checkpoint_is_an_ordinary_error(tmp_path):

@@ -27,7 +27,6 @@ ROOT = Path(__file__).resolve().parents[1]
 SECOND_NAMES = ("equinox_like.nn.inference_mode",)
 # Methods that users do not call: for other layers, for Orbax, old names.
 WITHOUT_ENTRY = {
-    "equinox_like.MemoryTotals.peak",  # among its attributes
     "equinox_like.nn.Dropout.deterministic",
     "equinox_like.nn.Dropout.is_active",
     "equinox_like.nn.LoRA.is_stateful",
@@ -133,6 +132,14 @@ def test_no_page_loads_anything_from_another_host(site: Path, pages) -> None:
         )
     ]
     assert loaded + imported == []
+
+
+def test_colours_are_those_of_the_system_until_the_reader_chooses(pages) -> None:
+    """The first palette is the one that a first visit stores."""
+    choices = pages[""].select("input[data-md-color-media]")
+    media = [str(choice["data-md-color-media"]) for choice in choices]
+    schemes = [f"(prefers-color-scheme: {scheme})" for scheme in ("light", "dark")]
+    assert media == ["(prefers-color-scheme)", *schemes]
 
 
 def test_no_markup_is_left_unrendered(pages) -> None:
@@ -304,6 +311,16 @@ def search(site: Path):
         ("PINN", "recipes/pinn/", ""),
         ("laplacian", "recipes/pinn/", ""),
         ("SwiGLU", "recipes/transformer-block/", ""),
+        ("graph neural network", "recipes/graphs/", ""),
+        ("hyperparameter sweep", "recipes/sweep/", ""),
+        ("beam search", "recipes/sequence-to-sequence/", "beam-search"),
+        ("label smoothing", "recipes/sequence-to-sequence/", "label-smoothing"),
+        ("jit print", "printing/", ""),
+        ("vmap key", "faq/", "with-a-key-in-place-of-keys"),
+        ("list of layers", "modules/", "a-list-of-layers"),
+        ("unexpected PRNG key type", "faq/", "unexpected-prng-key-type"),
+        ("object is not callable", "faq/", "object-is-not-callable"),
+        ("left padding", "generation/", "left-padding"),
     ],
 )
 def test_search_shows_first(typed: str, page: str, section: str, search) -> None:

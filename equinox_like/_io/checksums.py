@@ -1,21 +1,25 @@
 """The checksums of bytes in a file, and of an array however it is sharded.
 
 The first has the CRC-32 of each piece of 1 MiB, so that several threads can compute it, and
-a part of the data can be checked without the rest. The second is the sum, over all
-elements, of a mix of their bits and their position, so that each device can sum up its own
-shard. It changes with each change of one element, and with other changes except for one in
-2**32."""
+a part of the data can be checked without the rest. The second is the sum, modulo 2**64, of
+all words of up to 4 bytes, the word with index i times 2 i + 1. So the sums of the shards
+add up to that of the array. It changes with each change of one word, since the factors are
+odd, and with each flip of two bits.
+"""
 
+import math
 import zlib
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from .._tree.arrays import without_key
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 
 _PIECE: Final = 1 << 20
 # The number of characters of a CRC-32 as text.
@@ -29,7 +33,8 @@ def checksum(data: np.ndarray, numbers: Iterable[int] | None = None) -> str:
     """
     if numbers is None:
         numbers = range(max(1, -(-data.nbytes // _PIECE)))
-    crcs = _crcs([data[i * _PIECE : (i + 1) * _PIECE].data for i in numbers])
+    pieces = [data[i * _PIECE : (i + 1) * _PIECE].data for i in numbers]
+    crcs = in_threads(zlib.crc32, pieces)  # which releases Python's lock
     return "".join(f"{crc:0{_WIDTH}x}" for crc in crcs)
 
 
@@ -49,85 +54,107 @@ def is_intact(
     return checksum(data, numbers) == wanted
 
 
-def _crcs(pieces: list[memoryview]) -> list[int]:
-    if len(pieces) > 1:
+def in_threads(function: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
+    """`list(map(function, items))`, computed by several threads."""
+    if len(items) > 1:
         try:
             # At interpreter shutdown, neither this can be imported nor a thread started.
             from concurrent.futures import ThreadPoolExecutor
 
-            with ThreadPoolExecutor() as pool:  # `crc32` releases Python's lock
-                return list(pool.map(zlib.crc32, pieces))
+            with ThreadPoolExecutor() as pool:
+                return list(pool.map(function, items))
         except RuntimeError:
             pass
-    return list(map(zlib.crc32, pieces))
+    return list(map(function, items))
 
 
-# The mesh in use may lack the devices of an array.
-_NO_MESH: Final = Mesh(np.empty((), object), ())
-# Below this size in bytes, compiling a program takes longer than copying the array.
-_SMALL: Final = 1 << 22
+# The number of words that are widened to 8 bytes at once: they fit into the CPU's cache.
 _WORDS: Final = 1 << 16
+# Shorter axes at the end are joined, as NumPy takes long to sum over many short rows.
+_RUN: Final = 1 << 8
 
 
-def content_sums(arrays: Iterable[Any]) -> list[str]:
-    """The checksum of each array, of JAX or NumPy, as a text of 8 characters.
+class Part(NamedTuple):
+    """A part of an array, in host memory or on its way there."""
 
-    Arrays with shards on other hosts need the same call in all processes.
+    data: Any
+    shape: tuple[int, ...]  # of the whole array
+    start: tuple[int, ...]  # the index of the first element
+
+
+def own_parts(x: Any) -> list[Part]:
+    """The shards of an array that this process sums up; a NumPy array is one part.
+
+    Each element is in one shard of one process. The parts keep their values if the array is
+    donated or deleted afterwards.
     """
-    return [f"{int(total):08x}" for total in jax.device_get(list(map(_sum, arrays)))]
-
-
-def _sum(x: Any) -> Any:
     if not isinstance(x, jax.Array):
-        return sum_on_host(x)
+        return [Part(x, x.shape, (0,) * x.ndim)]
     x = without_key(x)
-    is_on_host = next(iter(x.devices())).platform == "cpu"
-    is_on_host |= "host" in (x.sharding.memory_kind or "")
-    if x.is_fully_addressable and (is_on_host or x.nbytes < _SMALL):
-        # Without the cache of the array, which would keep its memory from being donated.
-        part = x.addressable_data(0) if x.is_fully_replicated else x
-        return sum_on_host(jax.device_get(part))
-    with jax.set_mesh(_NO_MESH):
-        total = sum_on_devices(x)
-    # On CPUs, programs of several processes that run at once wait for each other forever.
-    return total.block_until_ready() if is_on_host else total
+    return [
+        Part(_on_host(s.data), x.shape, tuple(i.start or 0 for i in s.index))
+        for s in x.addressable_shards
+        if s.replica_id == 0
+    ]
 
 
-@jax.jit
-def sum_on_devices(x: jax.Array) -> jax.Array:
-    if jnp.iscomplexobj(x):
-        x = jnp.stack([x.real, x.imag], axis=-1)
-    if x.dtype != np.bool_:
-        x = jax.lax.bitcast_convert_type(x, f"uint{min(_bits(x.dtype), 32)}")
-    words, place = x.astype(np.uint32), jnp.uint32(0)
-    for axis, n in enumerate(words.shape):
-        index = jax.lax.broadcasted_iota(np.uint32, words.shape, axis)
-        place = place * jnp.uint32(n % (1 << 32)) + index
-    return jnp.sum(_mixed(words ^ _mixed(place)), dtype=np.uint32)
+def _on_host(x: jax.Array) -> Any:
+    if _is_on_host(x):
+        return np.asarray(x)  # no copy; it keeps the buffer alive
+    # `np.asarray` would wait, and `x` would keep the copy.
+    return jax.device_put(x, x.sharding.with_memory_kind("pinned_host"))
 
 
-def sum_on_host(x: np.ndarray) -> int:
-    data = np.ascontiguousarray(x).reshape(-1)
-    words = data.view(f"u{min(x.dtype.itemsize, 4)}")
-    # The upper bits of a byte with fewer are of no account.
-    mask = np.uint32((1 << (32 if x.dtype.itemsize > 1 else _bits(x.dtype))) - 1)
-    total = 0
-    for start in range(0, words.size, _WORDS):
-        piece = words[start : start + _WORDS].astype(np.uint32) & mask
-        place = np.arange(start, start + piece.size).astype(np.uint32)
-        total += int(_mixed(piece ^ _mixed(place)).sum(dtype=np.uint32))
-    return total % (1 << 32)
+def _is_on_host(x: jax.Array) -> bool:
+    kind = x.sharding.memory_kind or ""
+    return "host" in kind or next(iter(x.devices())).platform == "cpu"
 
 
-def _bits(dtype: Any) -> int:
-    if dtype == np.bool_:
-        return 8
-    info = jnp.finfo if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo
-    return info(dtype).bits
+def sum_of_parts(parts: Iterable[Part]) -> int:
+    """The sum of the words of these parts of an array."""
+    return sum(map(_sum_of_part, parts)) % (1 << 64)
 
 
-def _mixed(x: Any) -> Any:
-    """A permutation of the integers of 32 bits that scatters them (MurmurHash3's)."""
-    for shift, factor in (16, 0x85EBCA6B), (13, 0xC2B2AE35):
-        x = (x ^ (x >> np.uint32(shift))) * np.uint32(factor)
-    return x ^ (x >> np.uint32(16))
+def _sum_of_part(part: Part) -> int:
+    words = _words(np.asarray(part.data, order="C"))
+    shape = (*part.shape, words.shape[-1])
+    steps = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    first = sum(i * step for i, step in zip(part.start, steps, strict=False))
+    # From the last axis that is split or long enough, the words are one run.
+    lengths = zip(words.shape, shape, steps, strict=True)
+    kept = [n != whole or n * step >= _RUN for n, whole, step in lengths]
+    axis = max((i for i, is_kept in enumerate(kept) if is_kept), default=0)
+    runs = words.reshape(*words.shape[:axis], -1)
+    return sum(_sum_of_block(*x) for x in _blocks(runs, first, (*steps[:axis], 1)))
+
+
+def _words(data: np.ndarray) -> np.ndarray:
+    data = data.reshape(*data.shape, 1)
+    if data.dtype.kind == "V" and jnp.issubdtype(data.dtype, jnp.integer):
+        return data  # int4 and the like: the upper bits of a byte are of no account
+    return data.view(f"u{min(data.itemsize, 4)}")
+
+
+_Block = tuple[np.ndarray, int, tuple[int, ...]]
+
+
+def _blocks(words: np.ndarray, first: int, steps: tuple[int, ...]) -> Iterator[_Block]:
+    """Small blocks, with the index of the first word, and the step of each axis."""
+    half = len(words) // 2
+    if words.size <= _WORDS:
+        yield words, first, steps
+    elif half:
+        yield from _blocks(words[:half], first, steps)
+        yield from _blocks(words[half:], first + half * steps[0], steps)
+    else:
+        yield from _blocks(words[0], first, steps[1:])
+
+
+def _sum_of_block(words: np.ndarray, first: int, steps: tuple[int, ...]) -> int:
+    # The index of a word is a sum over the axes, so no array of indices is needed.
+    words, moment = words.astype(np.uint64), 0
+    for step in steps:
+        rows = words.sum(tuple(range(1, words.ndim)))
+        moment += step * int((rows * np.arange(rows.size, dtype=np.uint64)).sum())
+        words = words.sum(0)
+    return 2 * moment + (2 * first + 1) * int(words)

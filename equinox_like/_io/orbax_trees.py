@@ -1,13 +1,13 @@
 """What Orbax saves of a tree, and the tree that is made of what it reads.
 
 The arrays are one flat dictionary with their paths as keys. The metadata describe all
-leaves. See `equinox_like/orbax.py`; this file is imported by that one only, since it
-needs Orbax.
+leaves. A file of each process has the sums of its shards. See `equinox_like/orbax.py`; this
+file is imported by that one only, since it needs Orbax.
 """
 
 import json
 import zlib
-from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
 import jax
@@ -16,6 +16,7 @@ import jax.tree_util as jtu
 import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore  # comes with Orbax
+from jax.experimental.multihost_utils import process_allgather
 
 from .._compat.arrays import putter, weakly_typed
 from .._compat.tracing import Tracer
@@ -25,7 +26,7 @@ from .._tree.cycles import check_no_cycle
 from .._tree.filters import is_array, is_array_or_struct
 from .._tree.nodes import listed, plain_path
 from .._tree.paths import matches_above, near_paths
-from .checksums import content_sums
+from .checksums import Part, in_threads, own_parts, sum_of_parts
 from .faults import OTHER_SUM, Faults, Wanted, by_container, is_unicode
 from .format import as_numpy_or_number, is_savable, number_type
 from .placement import (
@@ -41,11 +42,13 @@ from .placement import (
 
 # The key of our entry in Orbax's custom metadata, and the version of its format.
 _OWN: Final = "equinox_like"
-_VERSION: Final = 2
+_VERSION: Final = 3
 # The database of Orbax has keys of up to 64 KiB, and the path is a part of them.
 _MAX_NAME: Final = 60_000
 # Saved if there are no arrays, since Orbax refuses to save an empty dictionary.
 _FILLER: Final = "<no arrays>"
+# How the files with the sums are called; the number of the process follows.
+_SUMS: Final = "equinox_like.sums."
 
 
 def check_savable(tree: Any) -> None:
@@ -81,27 +84,64 @@ def as_pytree_save(tree: Any) -> Any:
             leaves[name]["devices"] = len(leaf.sharding.device_set)
         if is_array(leaf) and leaf.size:  # Orbax cannot save empty arrays
             arrays[name] = _stored(leaf)
-    for name, total in zip(arrays, content_sums(arrays.values()), strict=True):
-        leaves[name]["sum"] = total
     text = json.dumps(leaves)
-    own = {"version": _VERSION, "leaves": text, "sum": _text_sum(_VERSION, text)}
+    own = {"version": _VERSION, "leaves": text, "sum": _crc(f"{_VERSION} {text}")}
     return ocp.args.PyTreeSave(
         arrays or {_FILLER: np.zeros((), np.int8)}, custom_metadata={_OWN: own}
     )
 
 
-def _text_sum(version: Any, text: Any) -> str:
-    return f"{zlib.crc32(f'{version} {text}'.encode()):08x}"
+def _crc(text: str) -> str:
+    return f"{zlib.crc32(text.encode()):08x}"
+
+
+# By name, the sum of an array and its number of elements, or those of a part.
+_Sums = dict[str, tuple[int, int]]
+
+
+def start_sums(arrays: dict[str, Any]) -> "Future[_Sums]":
+    """Sums up what this process has of `arrays`, in a thread.
+
+    The arrays may be donated or deleted meanwhile.
+    """
+    if jax.process_index() > 0:  # the first process writes the arrays of NumPy
+        arrays = {n: x for n, x in arrays.items() if isinstance(x, jax.Array)}
+    own = {name: own_parts(x) for name, x in arrays.items()}
+    pool = ThreadPoolExecutor(1)
+    sums = pool.submit(_sums, {name: parts for name, parts in own.items() if parts})
+    pool.shutdown(wait=False)
+    return sums
+
+
+def _sums(own: dict[str, list[Part]]) -> _Sums:
+    return {
+        name: (sum_of_parts(parts), sum(part.data.size for part in parts))
+        for name, parts in own.items()
+    }
+
+
+def write_sums(directory: Any, sums: _Sums) -> None:
+    """Writes the file of this process, after Orbax has written the arrays."""
+    if sums:  # otherwise Orbax may not have waited for the directory
+        text = json.dumps(sums)
+        path = directory / f"{_SUMS}{jax.process_index()}"
+        path.write_text(f"{_crc(text)} {text}")
 
 
 def _stored(leaf: Any) -> Any:
     """The array that Orbax writes for this leaf."""
     if is_typed_key(leaf):
-        return jax.random.key_data(leaf)
-    if isinstance(leaf, jax.Array):
-        return leaf
-    # A copy, since the user may modify the array while Orbax is saving it.
-    return np.array(leaf, leaf.dtype.newbyteorder("="))
+        leaf = jax.random.key_data(leaf)
+    if not isinstance(leaf, jax.Array):
+        # A copy, since the user may modify the array while Orbax is saving it.
+        return np.array(leaf, leaf.dtype.newbyteorder("="))
+    where = leaf.sharding
+    is_copied = leaf.is_fully_replicated and not leaf.is_fully_addressable
+    if is_copied and len(where.addressable_devices) == 1:
+        # If `device_put` made these copies, JAX raises an error for their shards.
+        part = [leaf.addressable_data(0)]
+        return jax.make_array_from_single_device_arrays(leaf.shape, where, part)
+    return leaf
 
 
 def _why_unsavable(leaf: Any) -> str | None:
@@ -113,13 +153,14 @@ def _why_unsavable(leaf: Any) -> str | None:
         return "is traced, and has no values: save outside of `jit`"
     if is_deleted(leaf):
         return "was donated or deleted"
-    may_be_local = isinstance(leaf, jax.Array) and leaf.size and jax.process_count() > 1
-    if may_be_local and len({x.process_index for x in leaf.devices()}) == 1:
-        # Orbax would find it while it writes, and in that process only.
-        return (
-            "is on the devices of one process. Put it on those of all, by "
-            "`filter_shard(tree, NamedSharding(mesh, PartitionSpec()))`"
-        )
+    count = jax.process_count()
+    if isinstance(leaf, jax.Array) and leaf.size and count > 1:
+        owners = len({x.process_index for x in leaf.devices()})
+        if owners < count:  # Orbax would find it while it writes
+            return (
+                f"is on the devices of {owners} of {count} processes. Put it on those of "
+                "all, by `filter_shard(tree, NamedSharding(mesh, PartitionSpec()))`"
+            )
     if not is_typed_key(leaf) and not _is_storable(np.dtype(leaf.dtype).name):
         return "is of a dtype that Orbax does not store: save it as another one"
     return None
@@ -203,7 +244,7 @@ def _saved_leaves(arrays: Any, directory: Any) -> dict[str, dict[str, Any]]:
             "`orbax.checkpoint.args.PyTreeRestore`."
         )
     version, text, total = (own.get(name) for name in ("version", "leaves", "sum"))
-    if total != _text_sum(version, text) or version != _VERSION:
+    if total != _crc(f"{version} {text}") or version != _VERSION:
         raise LeafError(
             f"{directory} is damaged, or was saved by another version of `equinox_like`: "
             "the description of its leaves does not match its checksum and version."
@@ -258,23 +299,63 @@ def _shown(description: dict[str, Any]) -> str:
 
 def _read(arrays: Any, directory: Any, wanted: list[Wanted]) -> dict[str, Any]:
     wanted = [x for x in wanted if is_array_or_struct(x.like) and x.like.size]
-    faults = Faults(str(directory), "the checkpoint")
-
-    def check_undamaged(problems: Iterable[str | None]) -> None:
-        for leaf, problem in zip(wanted, problems, strict=True):
-            if problem is not None:
-                faults.note(leaf, f"is damaged: {problem}")
-        faults.raise_any()
-
+    if not wanted:
+        return {}
+    unread: dict[str, str | None] = {}
     try:
         read = _read_together(arrays, directory, wanted)
     except Exception:
         read = {}
-        check_undamaged([_why_unread(arrays, directory, x, read) for x in wanted])
-    check_undamaged(_difference(x, read[x.name]) for x in wanted)
-    sums = zip(wanted, content_sums(read.values()), strict=True)
-    check_undamaged(None if s == x.saved["sum"] else OTHER_SUM for x, s in sums)
+        unread = {x.name: _why_unread(arrays, directory, x, read) for x in wanted}
+    saved = _saved_sums(directory)
+
+    def check(leaf: Wanted) -> tuple[int, str | None]:
+        problem = unread.get(leaf.name)
+        return (0, problem) if problem else _compared(leaf, read[leaf.name], saved)
+
+    checked = in_threads(check, wanted)
+    totals = np.array([(rest, problem is not None) for rest, problem in checked], "u8")
+    if jax.process_count() > 1:  # so that all of them raise the same error
+        words = totals.view("u4")  # JAX may lack integers of 64 bits
+        totals = process_allgather(words).view("u8").sum(0)
+    faults = Faults(str(directory), "the checkpoint")
+    for leaf, (_, problem), (rest, count) in zip(wanted, checked, totals, strict=True):
+        if rest or count:
+            other = "another process found that" if count else OTHER_SUM
+            faults.note(leaf, f"is damaged: {problem or other}")
+    faults.raise_any()
     return read
+
+
+def _compared(leaf: Wanted, array: Any, saved: _Sums) -> tuple[int, str | None]:
+    """Compares the array that was read with the one that was saved.
+
+    **Returns:** the sum of the parts that this process has, less the saved sum if they
+    include the first element: over all processes, these are zero modulo 2**64. And what
+    else is wrong.
+    """
+    expected, size = saved.get(leaf.name, (0, 0))
+    problem = _difference(leaf, array)
+    if problem is None and size != array.size:
+        problem = "a checksum of its data is missing or damaged"
+    if problem:
+        return 0, problem
+    parts = own_parts(array)
+    has_first = any(not any(part.start) for part in parts)
+    return (sum_of_parts(parts) - has_first * expected) % (1 << 64), None
+
+
+def _saved_sums(directory: Any) -> _Sums:
+    """The sums in the files of all processes, added up."""
+    saved: _Sums = {}
+    for file in directory.glob(f"{_SUMS}*"):
+        crc, _, text = file.read_bytes().decode(errors="replace").partition(" ")
+        if crc != _crc(text):
+            continue  # as if it were missing
+        for name, own in json.loads(text).items():
+            total, size = map(sum, zip(own, saved.get(name, (0, 0)), strict=True))
+            saved[name] = total, size
+    return saved
 
 
 def _why_unread(arrays: Any, directory: Any, leaf: Wanted, read: Any) -> str | None:
@@ -286,7 +367,7 @@ def _why_unread(arrays: Any, directory: Any, leaf: Wanted, read: Any) -> str | N
 
 
 def _difference(leaf: Wanted, array: Any) -> str | None:
-    """How the array that was read differs from the one that was saved, if at all."""
+    """How the kind of the array that was read differs from that which was saved, if so."""
     stored = leaf.saved["array"]
     if "key" in leaf.saved:
         stored = describe_array(jax.eval_shape(jax.random.key_data, leaf.like))
@@ -306,8 +387,6 @@ def _first_line(error: Exception) -> str:
 
 
 def _read_together(arrays: Any, directory: Any, wanted: list[Wanted]) -> Any:
-    if not wanted:
-        return {}
     args = {each.name: _restore_args(each) for each in wanted}
     restore = ocp.args.PyTreeRestore(
         dict.fromkeys(args, 0), restore_args=args, partial_restore=True
@@ -320,7 +399,13 @@ def _restore_args(wanted: Wanted) -> Any:
     # Orbax would commit an array without a sharding to one device. One of NumPy has none.
     if wanted.sharding is None or _is_narrowed(wanted):
         return ocp.RestoreArgs(restore_type=np.ndarray)
-    return ocp.ArrayRestoreArgs(sharding=wanted.sharding)
+    like = wanted.like
+    if "key" in wanted.saved:
+        like = jax.eval_shape(jax.random.key_data, like)
+    # Orbax reads faster if it need not look up the shape and the dtype.
+    return ocp.ArrayRestoreArgs(
+        sharding=wanted.sharding, global_shape=like.shape, dtype=like.dtype
+    )
 
 
 def _leaf(wanted: Wanted, read: dict[str, Any]) -> Any:

@@ -3,8 +3,5 @@
 from .jit import filter_jit as filter_jit
 from .report import (
     DonationReport as DonationReport,
-    DonationRow as DonationRow,
-    MemoryTotals as MemoryTotals,
-    OutputRow as OutputRow,
 )
 from .retrace import Retrace as Retrace

@@ -3,8 +3,9 @@
 This file holds the public interface. How a call works is in `program.py`.
 """
 
+import typing
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast
 
 import jax
 import jax.tree_util as jtu
@@ -27,7 +28,7 @@ from .._module.wrappers import Partial
 from .._tree.arrays import is_concrete
 from .._tree.cycles import name_cycle
 from .._tree.require import check_options
-from .._typing import NOT_GIVEN, JitOptions
+from .._typing import NOT_GIVEN, JitOptions, MayTakeState
 from .checks import holds_check
 from .donation import Donate, Donation, check_mode
 from .program import Program, Settings, is_opaque, owner_of_programs, program_of
@@ -38,17 +39,27 @@ from .stages import AheadOfTime, Lowered, Traced, platform_of_call
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+# The implementations of decorators say that they return the function that they are given,
+# for jedi, which completes in editors. It does not know `ParamSpec`: from the overloads it
+# would show `step(` as `Jitted(*args: _P.args, **kwargs: _P.kwargs)`. It overlooks these
+# where they are marked by `typing.overload`, and not by `overload`.
+_F = TypeVar("_F")
+_Y = TypeVar("_Y", covariant=True)
 
 
-@overload
+@typing.overload
+def filter_jit(
+    fun: "MayTakeState[_T]", *, donate: Donate = "none", **jitkwargs: Unpack[JitOptions]
+) -> "_JittedLayer[_T]": ...
+@typing.overload
 def filter_jit(
     fun: Callable[_P, _T], *, donate: Donate = "none", **jitkwargs: Unpack[JitOptions]
 ) -> "Jitted[_P, _T]": ...
-@overload
+@typing.overload
 def filter_jit(
     *, donate: Donate = "none", **jitkwargs: Unpack[JitOptions]
 ) -> "Callable[[Callable[_P, _T]], Jitted[_P, _T]]": ...
-def filter_jit(fun: Any = NOT_GIVEN, *, donate: Any = "none", **jitkwargs: Any) -> Any:
+def filter_jit(fun: _F = NOT_GIVEN, *, donate: Any = "none", **jitkwargs: Any) -> _F:
     """`jax.jit` for any pytrees: arrays are traced, everything else is static.
 
     Traced are the arrays of JAX and NumPy in the arguments and in `fun`, at any depth. A
@@ -124,8 +135,8 @@ def filter_jit(fun: Any = NOT_GIVEN, *, donate: Any = "none", **jitkwargs: Any) 
     check_mode(donate)
     _check_jitkwargs(jitkwargs)
     if fun is NOT_GIVEN:
-        return lambda fun: filter_jit(fun, donate=donate, **jitkwargs)
-    return Jitted(fun, donate, jitkwargs)
+        return cast(Any, lambda fun: filter_jit(fun, donate=donate, **jitkwargs))
+    return cast(Any, Jitted(fun, donate, jitkwargs))
 
 
 # What the function has, and a method of an instance does not: a compiled stage would take
@@ -278,6 +289,11 @@ class Jitted(Transformed[_P, _T]):
         return type(self), (self._held_, program.donate, program.jitkwargs)
 
     __reduce__ = _made_by_
+
+
+if TYPE_CHECKING:
+
+    class _JittedLayer(MayTakeState[_Y], Jitted[..., Any]): ...
 
 
 def _struct_of(x: Any) -> Any:

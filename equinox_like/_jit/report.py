@@ -18,15 +18,7 @@ Outcome = Literal["aliased", "donor", "unusable", "unused", "kept", "unknown"]
 
 
 class DonationRow(NamedTuple):
-    """What happens to one array of the arguments.
-
-    **Attributes:**
-
-    - `path`, `shape`, `dtype`: of the array; `bytes`: of its part on one device.
-    - `outcome`: see [`equinox_like.DonationReport`][].
-    - `output`: the path of the output that reuses the buffer, if it is aliased.
-    - `reason`: why the array is unusable, or why it is kept, if that is not obvious.
-    """
+    """What happens to one array of the arguments."""
 
     path: str
     shape: tuple[int, ...]
@@ -42,12 +34,7 @@ class DonationRow(NamedTuple):
 
 
 class OutputRow(NamedTuple):
-    """One array of the output.
-
-    **Attributes:**
-
-    - `path`, `shape`, `dtype`: of the array; `bytes`: of its part on one device.
-    """
+    """One array of the output."""
 
     path: str
     shape: tuple[int, ...]
@@ -56,16 +43,7 @@ class OutputRow(NamedTuple):
 
 
 class MemoryTotals(NamedTuple):
-    """The memory of one call on one device, in bytes, by XLA's account.
-
-    **Attributes:**
-
-    - `arguments`, `outputs`, `temporary`: the bytes of each.
-    - `aliased`: the bytes of the outputs that reuse an argument's buffer.
-    - `peak`: all that is allocated while the call runs: arguments, outputs and temporary
-        values, less what is aliased. XLA's own `peak_memory_in_bytes` leaves out
-        temporary values on some platforms.
-    """
+    """The memory of one call on one device, in bytes, by XLA's account."""
 
     arguments: int
     outputs: int
@@ -81,8 +59,9 @@ class MemoryTotals(NamedTuple):
 class DonationReport:
     """What a call would donate, by leaf; from `filter_jit(f).donation_report(...)`.
 
-    `rows` has one [`equinox_like.DonationRow`][] for each array of the arguments, in the
-    order of the signature. Their `outcome` is
+    `rows` has a row for each array of the arguments, in the order of the signature: its
+    `path`, `shape` and `dtype`, the `bytes` of its part on one device, its `outcome`, and
+    as `reason` why it is unusable, or why it is kept if that is not obvious. `outcome` is
 
     - `"aliased"`: an output reuses the buffer; `output` is its path. If NumPy holds the
         buffer when the function is called, JAX copies it, and the array stays alive;
@@ -93,11 +72,14 @@ class DonationReport:
     - `"kept"`: not donated;
     - `"unknown"`: donated, and this version of JAX does not tell what becomes of it.
 
-    `outputs` has one [`equinox_like.OutputRow`][] for each array of the output.
-    `donated_bytes` is the sum over the rows that are donated, and `aliased_bytes` over
-    those whose buffer an output reuses. `memory` is XLA's account, a
-    [`equinox_like.MemoryTotals`][]; `temporary_bytes` and `peak_bytes` are read from it.
-    All numbers of bytes are those on one device. `str(report)` is a table.
+    `outputs` has a row for each array of the output: its `path`, `shape`, `dtype` and
+    `bytes`. `donated_bytes` is the sum over the rows that are donated, and
+    `aliased_bytes` over those whose buffer an output reuses. `memory` is XLA's account:
+    `arguments`, `outputs`, `aliased` (of the outputs, what reuses an argument's buffer),
+    `temporary`, and `peak`, which is all that is allocated while the call runs. XLA's own
+    `peak_memory_in_bytes` leaves out temporary values on some platforms.
+    `temporary_bytes` and `peak_bytes` are read from `memory`. All numbers of bytes are
+    those on one device. `str(report)` is a table.
     """
 
     def __init__(

@@ -410,19 +410,7 @@ _SCOPE: Final = re.compile(r"eqx_layer_(\d+)_")
 
 
 class LayerRow(NamedTuple):
-    """One layer that was called, in [`equinox_like.nn.Summary`][].
-
-    **Attributes:**
-
-    - `path`: of the layer; that of the model itself is empty. `layer`: its class.
-    - `output`: what it returned, with a `jax.ShapeDtypeStruct` for each array; a tuple of
-        its outputs if it was called more than once. Arrays have the axes of `jax.vmap`
-        and of the steps of a scan in front.
-    - `operations`: the number of multiplications and additions in its matrix products and
-        convolutions, and in those of the layers within it. A multiplication and an
-        addition are two. Within `jax.shard_map` they are those of one device.
-    - `share`: of the operations of the whole call, from 0 to 1.
-    """
+    """One layer that was called, in [`equinox_like.nn.Summary`][]."""
 
     path: str
     layer: str

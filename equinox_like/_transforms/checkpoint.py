@@ -1,8 +1,9 @@
 """`filter_checkpoint`: the backward pass recomputes values instead of storing them."""
 
 import inspect
+import typing
 from collections.abc import Callable
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
 
@@ -15,25 +16,26 @@ from .arguments import WithOptions, applied, show_as_call
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+_F = TypeVar("_F")  # for jedi, as in `_jit/jit.py`
 
 
-@overload
+@typing.overload
 def filter_checkpoint(
     fun: Callable[_P, _T],
     *,
     prevent_cse: bool = True,
     policy: Callable[..., bool] | None = None,
 ) -> "Checkpointed[_P, _T]": ...
-@overload
+@typing.overload
 def filter_checkpoint(
     *, prevent_cse: bool = True, policy: Callable[..., bool] | None = None
 ) -> "Callable[[Callable[_P, _T]], Checkpointed[_P, _T]]": ...
 def filter_checkpoint(
-    fun: Any = NOT_GIVEN,
+    fun: _F = NOT_GIVEN,
     *,
     prevent_cse: bool = True,
     policy: Callable[..., Any] | None = None,
-) -> Any:
+) -> _F:
     """`jax.checkpoint` for functions of any pytrees.
 
     Reverse-mode differentiation then stores only the inputs of `fun`, and computes

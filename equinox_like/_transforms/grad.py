@@ -17,7 +17,6 @@ from typing import (
     Protocol,
     TypeVar,
     Unpack,
-    overload,
 )
 
 import jax
@@ -44,7 +43,9 @@ _T = TypeVar("_T")
 _Aux = TypeVar("_Aux")
 
 
-@overload
+# `typing.overload` as in `_jit/jit.py`. What these functions return takes the arguments of
+# `fun`, but returns something else.
+@typing.overload
 def filter_value_and_grad(
     fun: Callable[Concatenate[_X, _P], _T],
     *,
@@ -52,7 +53,7 @@ def filter_value_and_grad(
     wrt: Any = None,
     **gradkwargs: Unpack[GradOptions],
 ) -> Transformed[Concatenate[_X, _P], tuple[_T, Any]]: ...
-@overload
+@typing.overload
 def filter_value_and_grad(
     fun: Callable[Concatenate[_X, _P], tuple[_T, _Aux]],
     *,
@@ -60,7 +61,7 @@ def filter_value_and_grad(
     wrt: Any = None,
     **gradkwargs: Unpack[GradOptions],
 ) -> Transformed[Concatenate[_X, _P], tuple[tuple[_T, _Aux], Any]]: ...
-@overload
+@typing.overload
 def filter_value_and_grad(
     fun: Callable[Concatenate[_X, _P], Any],
     *,
@@ -68,7 +69,7 @@ def filter_value_and_grad(
     wrt: Any = None,
     **gradkwargs: Unpack[GradOptions],
 ) -> Transformed[Concatenate[_X, _P], Any]: ...
-@overload
+@typing.overload
 def filter_value_and_grad(
     *,
     has_aux: Literal[False] = False,
@@ -78,7 +79,7 @@ def filter_value_and_grad(
     [Callable[Concatenate[_X, _P], _T]],
     Transformed[Concatenate[_X, _P], tuple[_T, Any]],
 ]: ...
-@overload
+@typing.overload
 def filter_value_and_grad(
     *, has_aux: Literal[True], wrt: Any = None, **gradkwargs: Unpack[GradOptions]
 ) -> Callable[
@@ -87,7 +88,7 @@ def filter_value_and_grad(
 ]: ...
 def filter_value_and_grad(
     fun: Any = NOT_GIVEN, *, has_aux: Any = False, wrt: Any = None, **gradkwargs: Any
-) -> Any:
+) -> Callable[..., Any]:
     """The value of a scalar function, and its gradient for its first argument.
 
     Arguments and errors are those of [`equinox_like.filter_grad`][].
@@ -111,7 +112,7 @@ def filter_value_and_grad(
     return _differentiated("filter_value_and_grad", fun, has_aux, wrt, gradkwargs)
 
 
-@overload
+@typing.overload
 def filter_grad(
     fun: Callable[Concatenate[_X, _P], tuple[Any, _Aux]],
     *,
@@ -119,7 +120,7 @@ def filter_grad(
     wrt: Any = None,
     **gradkwargs: Unpack[GradOptions],
 ) -> Transformed[Concatenate[_X, _P], tuple[Any, _Aux]]: ...
-@overload
+@typing.overload
 def filter_grad(
     fun: Callable[Concatenate[_X, _P], Any],
     *,
@@ -127,14 +128,14 @@ def filter_grad(
     wrt: Any = None,
     **gradkwargs: Unpack[GradOptions],
 ) -> Transformed[Concatenate[_X, _P], Any]: ...
-@overload
+@typing.overload
 def filter_grad(
     *, has_aux: Literal[True], wrt: Any = None, **gradkwargs: Unpack[GradOptions]
 ) -> Callable[
     [Callable[Concatenate[_X, _P], tuple[Any, _Aux]]],
     Transformed[Concatenate[_X, _P], tuple[Any, _Aux]],
 ]: ...
-@overload
+@typing.overload
 def filter_grad(
     *, has_aux: bool = False, wrt: Any = None, **gradkwargs: Unpack[GradOptions]
 ) -> Callable[
@@ -142,7 +143,7 @@ def filter_grad(
 ]: ...
 def filter_grad(
     fun: Any = NOT_GIVEN, *, has_aux: Any = False, wrt: Any = None, **gradkwargs: Any
-) -> Any:
+) -> Callable[..., Any]:
     """The gradient of a scalar function with respect to its first argument.
 
     **Arguments:**
@@ -351,21 +352,21 @@ def check_no_argnums(name: str, options: dict[str, Any]) -> None:
 class _MakesJacobian(Protocol):
     """The type of the three functions below."""
 
-    @overload
+    @typing.overload
     def __call__(
         self,
         fun: Callable[_P, tuple[Any, _Aux]],
         has_aux: Literal[True],
         **jackwargs: Unpack[GradOptions],
     ) -> "Jacobian[_P, tuple[Any, _Aux]]": ...
-    @overload
+    @typing.overload
     def __call__(
         self,
         fun: Callable[_P, Any],
         has_aux: bool = False,
         **jackwargs: Unpack[GradOptions],
     ) -> "Jacobian[_P, Any]": ...
-    @overload
+    @typing.overload
     def __call__(
         self, *, has_aux: bool = False, **jackwargs: Unpack[GradOptions]
     ) -> "Callable[[Callable[_P, Any]], Jacobian[_P, Any]]": ...

@@ -8,8 +8,9 @@ bypasses JAX.
 """
 
 import itertools
+import typing
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +50,7 @@ from .vmap import (
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+_F = TypeVar("_F")  # for jedi, as in `_jit/jit.py`
 
 
 class JittedMap(Jitted[_P, _T]):
@@ -71,7 +73,7 @@ class JittedMap(Jitted[_P, _T]):
         return self._held_._shown_around_()
 
 
-@overload
+@typing.overload
 def filter_shard_map(
     fun: Callable[_P, _T],
     *,
@@ -82,7 +84,7 @@ def filter_shard_map(
     check_vma: bool = True,
     donate: Donate = "none",
 ) -> Jitted[_P, _T]: ...
-@overload
+@typing.overload
 def filter_shard_map(
     *,
     mesh: Any = None,
@@ -93,7 +95,7 @@ def filter_shard_map(
     donate: Donate = "none",
 ) -> Callable[[Callable[_P, _T]], Jitted[_P, _T]]: ...
 def filter_shard_map(
-    fun: Any = NOT_GIVEN,
+    fun: _F = NOT_GIVEN,
     *,
     mesh: Any = None,
     in_specs: Any,
@@ -101,7 +103,7 @@ def filter_shard_map(
     axis_names: Iterable[Any] | None = None,
     check_vma: bool = True,
     donate: Any = "none",
-) -> Any:
+) -> _F:
     """`jax.shard_map` for functions of any pytrees, compiled as by `filter_jit`.
 
     **Arguments:**
@@ -328,7 +330,7 @@ def _padded(spec: Any, ndim: int) -> tuple[Any, ...]:
 _ROWS = if_array(0)
 
 
-@overload
+@typing.overload
 def filter_pmap(
     fun: Callable[_P, _T],
     *,
@@ -340,7 +342,7 @@ def filter_pmap(
     devices: Sequence[Any] | None = None,
     backend: str | None = None,
 ) -> Jitted[_P, _T]: ...
-@overload
+@typing.overload
 def filter_pmap(
     *,
     in_axes: Any = ...,
@@ -352,7 +354,7 @@ def filter_pmap(
     backend: str | None = None,
 ) -> Callable[[Callable[_P, _T]], Jitted[_P, _T]]: ...
 def filter_pmap(
-    fun: Any = NOT_GIVEN,
+    fun: _F = NOT_GIVEN,
     *,
     in_axes: Any = _ROWS,
     out_axes: Any = _ROWS,
@@ -362,7 +364,7 @@ def filter_pmap(
     devices: Sequence[Any] | None = None,
     backend: str | None = None,
     **refused: Any,
-) -> Any:
+) -> _F:
     """`jax.pmap` for functions of any pytrees: one device for each row.
 
     New code is better served by [`equinox_like.filter_jit`][] with arrays that

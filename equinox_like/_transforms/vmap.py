@@ -7,8 +7,9 @@ moved afterwards. Outputs that are not arrays bypass JAX (`MappedOutput`).
 
 import dataclasses
 import operator
+import typing
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -23,11 +24,17 @@ from .._tree.filters import is_array, is_array_like, is_none
 from .._tree.match import leaf_name, match_prefix
 from .._tree.nodes import describe_node
 from .._tree.require import check_options, require_integer
-from .._typing import NOT_GIVEN, VmapOptions
+from .._typing import NOT_GIVEN, MayTakeState, VmapOptions
 from .arguments import NamedCall, WithOptions, applied
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+_F = TypeVar("_F")  # for jedi, as in `_jit/jit.py`
+_Y = TypeVar("_Y", covariant=True)
+
+if TYPE_CHECKING:
+
+    class _MappedLayer(MayTakeState[_Y], Transformed[..., Any]): ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +65,17 @@ class if_array:
         return self.axis if is_array(x) else None
 
 
-@overload
+@typing.overload
+def filter_vmap(
+    fun: "MayTakeState[_T]",
+    *,
+    in_axes: Any = ...,
+    out_axes: Any = ...,
+    axis_name: Any = None,
+    axis_size: int | None = None,
+    **vmapkwargs: Unpack[VmapOptions],
+) -> "_MappedLayer[_T]": ...
+@typing.overload
 def filter_vmap(
     fun: Callable[_P, _T],
     *,
@@ -68,7 +85,7 @@ def filter_vmap(
     axis_size: int | None = None,
     **vmapkwargs: Unpack[VmapOptions],
 ) -> Transformed[_P, _T]: ...
-@overload
+@typing.overload
 def filter_vmap(
     *,
     in_axes: Any = ...,
@@ -78,14 +95,14 @@ def filter_vmap(
     **vmapkwargs: Unpack[VmapOptions],
 ) -> Callable[[Callable[_P, _T]], Transformed[_P, _T]]: ...
 def filter_vmap(
-    fun: Any = NOT_GIVEN,
+    fun: _F = NOT_GIVEN,
     *,
     in_axes: Any = if_array(0),
     out_axes: Any = if_array(0),
     axis_name: Any = None,
     axis_size: int | None = None,
     **vmapkwargs: Any,
-) -> Any:
+) -> _F:
     """`jax.vmap` for functions of any pytrees.
 
     **Arguments:**

@@ -20,10 +20,11 @@ import types
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from .registry import FLAT, Waiting, cached_types, registry
+from .registry import FLAT, Child, Waiting, cached_types, registry
 
 MISSING: Final[Any] = dataclasses.MISSING
 _set = object.__setattr__
+_CACHED, _TUPLE = Child.CACHED, Child.TUPLE
 
 
 class _Bare:
@@ -87,6 +88,7 @@ def _not_flattened(instance: Any) -> list[tuple[Any, Sequence[Any], Any]]:
     being constructed is left out: it may contain itself.
     """
     found: list[tuple[Any, Sequence[Any], Any]] = []
+    kinds = registry.kinds
     pending = [instance]
     for node in pending:
         cached = cached_types.get(type(node))
@@ -95,15 +97,16 @@ def _not_flattened(instance: Any) -> list[tuple[Any, Sequence[Any], Any]]:
             values, aux = cached.flatten(node)
             found.append((node, values, aux))
         for value in values:
-            cached = cached_types.get(type(value))
-            if cached is None:
-                if isinstance(value, tuple):
+            what = kinds.get(type(value))
+            if what is _CACHED:
+                flat = raw_dict(value).get(FLAT)
+                if flat and type(flat[1]) is Waiting and not flat[1].built.is_closed:
+                    # It waits with the arrays within its lists, not with the lists.
+                    build_now(value)
+                    flat = None
+                if flat is None and not value._assignable_:
                     pending.append(value)
-            elif (
-                cached.is_immutable
-                and FLAT not in raw_dict(value)
-                and not value._assignable_
-            ):
+            elif what is _TUPLE or (what is None and isinstance(value, tuple)):
                 pending.append(value)
     return found
 

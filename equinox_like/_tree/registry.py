@@ -177,7 +177,7 @@ _set = object.__setattr__
 _new = object.__new__
 
 
-class _Child(enum.IntEnum):
+class Child(enum.IntEnum):
     """What a child of a cached node in JAX's registry is in ours.
 
     An `IntEnum`, whose hash is that of an integer and takes no call of Python.
@@ -200,7 +200,7 @@ class _Child(enum.IntEnum):
 
 
 # Reading a global takes less time than reading a member.
-_ARRAY, _CACHED, _TUPLE, _MUTABLE, _VALUE, _FLOAT, _OBJECT, _OTHER = _Child
+_ARRAY, _CACHED, _TUPLE, _MUTABLE, _VALUE, _FLOAT, _OBJECT, _OTHER = Child
 
 
 class OwnRegistry:
@@ -213,7 +213,7 @@ class OwnRegistry:
         self._adopted: set[type] = set()
         # What values of a type are, where that depends on the type alone. Types of arrays
         # are added when they occur.
-        self._children: dict[type, _Child] = {
+        self.kinds: dict[type, Child] = {
             **dict.fromkeys((bool, int, str, type(None)), _VALUE),
             **dict.fromkeys((list, dict), _MUTABLE),
             float: _FLOAT,
@@ -242,7 +242,7 @@ class OwnRegistry:
             return lazy
 
         is_immutable = cached_types[kind].is_immutable
-        self._children[kind] = _CACHED if is_immutable else _MUTABLE
+        self.kinds[kind] = _CACHED if is_immutable else _MUTABLE
         self._nodes.register_node(kind, operator.attrgetter(FLAT), unflatten)
 
     # --- Nodes that have their fields ---
@@ -273,36 +273,44 @@ class OwnRegistry:
         """
         children: list[Any] = []
         key: list[Any] = []
-        known, is_whole = self._children, True
-        pending = [*reversed(values)]  # no recursion, since tuples may be deep
-        while pending:
-            value = pending.pop()
-            kind = type(value)
-            what = known.get(kind) or self._child_of_other_type(value)
-            if what is _CACHED and not value._assignable_:
-                below, structure = getattr(value, FLAT)
-                children += below
-                key.append(id(_built(structure)))
-            elif what is _ARRAY or what is _MUTABLE or what is _CACHED:
-                children.append(value)
-                key.append(what)
-            elif what is _VALUE:
-                key.append((kind, value))
-            elif what is _TUPLE:
-                key.append((kind, len(value)))
-                pending += reversed(value)
-            elif what is _FLOAT:
-                key.append(value.hex())
-            elif what is _OBJECT:
-                key.append(id(value))
+        known, is_whole = self.kinds, True
+        items, above = iter(values), []  # no recursion, since tuples may be deep
+        while True:
+            for value in items:
+                kind = type(value)
+                what = known.get(kind) or self._child_of_other_type(value)
+                if what is _ARRAY or what is _MUTABLE:
+                    children.append(value)
+                    key.append(what)
+                elif what is _VALUE:
+                    key.append((kind, value))
+                elif what is _CACHED and not value._assignable_:
+                    below, structure = getattr(value, FLAT)
+                    children += below
+                    key.append(id(_built(structure)))
+                elif what is _FLOAT:
+                    key.append(value.hex())
+                elif what is _OBJECT:
+                    key.append(id(value))
+                elif what is _TUPLE:
+                    key.append((kind, len(value)))
+                    above.append(items)
+                    items = iter(value)
+                    break
+                elif what is _CACHED:
+                    children.append(value)
+                    key.append(_MUTABLE)
+                else:
+                    is_whole = False
             else:
-                is_whole = False
-        return children, tuple(key) if is_whole else None
+                if not above:
+                    return children, tuple(key) if is_whole else None
+                items = above.pop()
 
-    def _child_of_other_type(self, value: Any) -> _Child:
+    def _child_of_other_type(self, value: Any) -> Child:
         kind = type(value)
         if is_array(value) or isinstance(value, Tracer):
-            self._children[kind] = _ARRAY
+            self.kinds[kind] = _ARRAY
             return _ARRAY
         level = self._level(value)
         if level is not None:
@@ -329,8 +337,8 @@ class OwnRegistry:
 
         return fold_treedef(tuples, whole, self._node)
 
-    def _child(self, value: Any) -> _Child:
-        return self._children.get(type(value)) or self._child_of_other_type(value)
+    def _child(self, value: Any) -> Child:
+        return self.kinds.get(type(value)) or self._child_of_other_type(value)
 
     def _part(self, value: Any) -> Any:
         """The treedef of one value that is not a tuple."""

@@ -9,7 +9,15 @@ from .._public import (
 )
 from .._tree import tree_inference as _tree_inference
 from ._adapt.ema import EMA as EMA
-from ._adapt.lora import LoRA as LoRA, add_lora as add_lora, merge_lora as merge_lora
+from ._adapt.lora import (
+    LoRA as LoRA,
+    add_lora as add_lora,
+    choose_lora as choose_lora,
+    drop_lora as drop_lora,
+    load_lora as load_lora,
+    merge_lora as merge_lora,
+    save_lora as save_lora,
+)
 from ._adapt.parameters import reinit as reinit
 from ._adapt.quantised import Quantized as Quantized, quantize as quantize
 from ._adapt.reparam import (
@@ -17,12 +25,7 @@ from ._adapt.reparam import (
     SpectralNorm as SpectralNorm,
     WeightNorm as WeightNorm,
 )
-from ._adapt.summary import (
-    LayerRow as LayerRow,
-    Summary as Summary,
-    SummaryRow as SummaryRow,
-    summary as summary,
-)
+from ._adapt.summary import Summary as Summary, summary as summary
 from ._attention.attention import MultiheadAttention as MultiheadAttention
 from ._attention.dot_product import dot_product_attention as dot_product_attention
 from ._attention.kv_cache import KVCache as KVCache

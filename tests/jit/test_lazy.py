@@ -243,6 +243,7 @@ OPERATIONS = {
     "tree_at": lambda t: eqx.tree_at(lambda m: getattr(m, names(t)[0]), t, 5.0),
     "format": eqx.tree_pformat,
     "compiled again": identity,
+    "compiled within a Module": lambda t: identity(Net(t, extra=(t, 1))),
     "plain jit": lambda t: jax.jit(lambda m: jtu.tree_leaves(m)[:1])(t),
     "matching": matched,
     "weakref": lambda t: weakref.ref(t)() is t,

@@ -452,3 +452,102 @@ def test_cache_of_a_wrapped_projection_has_its_dtype(replace, dtype, build):
     attention = build(nn.MultiheadAttention, 2, 4, dtype="float16")
     attention = eqx.tree_at(lambda a: a.key_proj, attention, replace_fn=replace)
     assert attention.init_cache(3).key.dtype == dtype
+
+
+@pytest.mark.parametrize("chunks", [[1] * 6, [4, 2]])
+@pytest.mark.parametrize("overflow", ["error", "ring"])
+def test_softcap_and_sinks_are_the_same_with_a_cache(
+    chunks, overflow, build, draw
+) -> None:
+    kwargs = {"num_kv_heads": 2, "softcap": 0.5, "use_sinks": True}
+    attention = build(nn.MultiheadAttention, 4, 8, **kwargs)
+    x, window = draw(6, 8).astype("float32"), 4 if overflow == "ring" else None
+    expected = call(attention, x, x, x, is_causal=True, window=window)
+    cache, rows = attention.init_cache(window or 6, overflow=overflow), []
+    for part in np.split(np.asarray(x), np.cumsum(chunks)[:-1]):
+        row, cache = call(attention, part, part, part, is_causal=True, cache=cache)
+        rows.append(row)
+    np.testing.assert_allclose(np.concatenate(rows), expected, atol=1e-5)
+    plain = eqx.tree_at("sinks", attention, None, is_leaf=lambda x: x is None)
+    assert abs(expected - call(plain, x, x, x, is_causal=True)).max() > 1e-2
+
+
+def test_weights_are_those_of_the_softcap_and_the_sinks(build, draw) -> None:
+    attention = build(nn.MultiheadAttention, 2, 8, softcap=2.0, use_sinks=True)
+    x = draw(3, 8).astype("float32")
+    _, weights = call(attention, x, x, x, return_weights=True)
+    q, k = (
+        np.asarray(jax.vmap(p)(x)).reshape(3, 2, 4)
+        for p in (attention.query_proj, attention.key_proj)
+    )
+    e = np.exp(2 * np.tanh(np.einsum("qhd,khd->hqk", q, k) / 4))
+    sink = np.exp(np.asarray(attention.sinks))[:, None, None]
+    np.testing.assert_allclose(
+        weights, e / (e.sum(-1, keepdims=True) + sink), rtol=1e-5
+    )
+
+
+def test_sinks_start_as_zero_and_are_trained(key, draw) -> None:
+    attention = nn.MultiheadAttention(2, 8, use_sinks=True, dtype="bfloat16", key=key)
+    assert attention.sinks.tolist() == [0, 0] and attention.sinks.dtype == "bfloat16"
+    x = draw(3, 8).astype("bfloat16")
+    grads = eqx.filter_grad(lambda layer: layer(x, x, x).astype("float32").sum())(
+        attention
+    )
+    assert (grads.sinks != 0).all() and grads.sinks.dtype == "bfloat16"
+    assert nn.MultiheadAttention(2, 8, key=key).sinks is None
+
+
+def test_attention_of_ones_own_gets_what_is_not_the_default(build, draw) -> None:
+    given = []
+
+    def attend(query, key_, value, mask=None, dropout=None, **options):
+        given.append({"mask": mask, "dropout": dropout} | options)
+        return nn.dot_product_attention(query, key_, value, mask, dropout, **options)
+
+    options = {"num_kv_heads": 2, "softcap": 0.5, "use_sinks": True, "dropout_p": 0.5}
+    plain = build(nn.MultiheadAttention, 4, 8, **options)
+    own = eqx.tree_at("attention", plain, attend, is_leaf=lambda x: x is None)
+    x, key = draw(6, 8).astype("float32"), jax.random.key(0)
+    for call in (
+        {"inference": True},
+        {"key": key, "is_causal": True, "window": 2, "bias": draw(6, 6)},
+        {"key": key, "mask": np.asarray(draw(4, 6, 6)) > 0, "implementation": "auto"},
+    ):
+        np.testing.assert_array_equal(own(x, x, x, **call), plain(x, x, x, **call))
+    names = [{n for n, x in each.items() if x is not None} for each in given]
+    assert names[0] == {"softcap", "sinks"}
+    assert names[1] == names[0] | {
+        *("dropout", "key", "is_causal", "window", "bias"),
+    }
+    assert names[2] == names[0] | {"dropout", "key", "mask", "implementation"}
+
+
+def test_attention_of_ones_own_gets_a_cache_as_keys_and_a_mask(build, draw) -> None:
+    def attend(query, key_, value, mask):
+        return nn.dot_product_attention(query, key_, value, mask)
+
+    own = build(nn.MultiheadAttention, 2, 8, attention=attend)
+    x = draw(5, 8).astype("float32")
+    _, cache = call(own, x[:3], x[:3], x[:3], is_causal=True, cache=own.init_cache(8))
+    out, _ = call(own, x[3:], x[3:], x[3:], is_causal=True, cache=cache)
+    plain = eqx.tree_at("attention", own, None)
+    expected = call(plain, x, x, x, is_causal=True)[3:]
+    np.testing.assert_allclose(out, expected, atol=1e-5)
+
+
+def test_wrong_attention_of_ones_own_is_an_error(
+    build, draw, key, without_type_checks
+) -> None:
+    with pytest.raises(TypeError, match="takes a function as `attention`; got"):
+        nn.MultiheadAttention(2, 8, attention="ring", key=key)
+    x = draw(3, 8)
+    own = build(nn.MultiheadAttention, 2, 8, attention=nn.dot_product_attention)
+    with pytest.raises(ValueError, match="`attention` of your own cannot return the"):
+        own(x, x, x, return_weights=True)
+    own = build(nn.MultiheadAttention, 2, 8, attention=lambda q, k, v: v[:, 0])
+    message = (
+        r"shape \(3, 2, 4\), in \(queries, heads, size\); it returned shape \(3, 4\)"
+    )
+    with pytest.raises(eqx.ShapeError, match=message):
+        own(x, x, x)

@@ -393,10 +393,10 @@ def test_layer_is_frozen(name) -> None:
         ),
         (
             nn.MultiheadAttention,
-            "query_proj key_proj value_proj output_proj dropout rotary",
+            "query_proj key_proj value_proj output_proj dropout rotary attention sinks",
             "num_heads query_size key_size value_size output_size qk_size vo_size "
             "use_query_bias use_key_bias use_value_bias use_output_bias num_kv_heads "
-            "implementation",
+            "implementation softcap",
         ),
         (
             nn.GRUCell,

@@ -5,16 +5,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.test_util import check_grads
 
 import equinox_like as eqx
 from equinox_like import nn
 
 
-def by_formula(q, k, v, visible=True, bias=0.0, scale=None):
+def by_formula(q, k, v, visible=True, bias=0.0, scale=None, softcap=None, sinks=None):
     """In float64, of shapes (length, heads, size), with a head of keys for each query's."""
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
     scale = 1 / np.sqrt(q.shape[-1]) if scale is None else scale
-    logits = np.where(visible, np.einsum("qhd,khd->hqk", q, k) * scale + bias, -1e300)
+    logits = np.einsum("qhd,khd->hqk", q, k) * scale
+    if softcap is not None:
+        logits = softcap * np.tanh(logits / softcap)
+    logits = np.where(visible, logits + bias, -1e300)
+    if sinks is not None:  # a last key, whose value is zero
+        column = np.broadcast_to(
+            np.asarray(sinks)[:, None, None], logits[..., :1].shape
+        )
+        logits = np.concatenate([logits, column], -1)
+        v = np.concatenate([v, np.zeros_like(v[:1])])
     weights = np.exp(logits - logits.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
     return np.einsum("hqk,khd->qhd", weights, v)
@@ -423,3 +433,170 @@ def test_float16_with_xla_on_a_cpu_says_what_to_use() -> None:
     )
     with pytest.raises(ValueError, match=message):
         compiled(x, x, x, implementation="xla")
+
+
+# A softcap, and sinks.
+
+CAPS = {
+    "softcap": {"softcap": 1.5},
+    "sinks": {"sinks": np.array([0.5, -3.0, 4.0, 0.0], np.float32)},
+}
+CAPS["both"] = CAPS["softcap"] | CAPS["sinks"]
+
+
+def masks(name, draw):
+    """What is passed, and which query then attends to which key."""
+    i, j = np.arange(5)[:, None], np.arange(7)
+    mask = np.asarray(draw(4, 5, 7)) > -0.5
+    bias = np.array(draw(4, 1, 7))
+    bias[..., 3] = -np.inf
+    return {
+        "none": ({}, True, 0.0),
+        "mask": ({"mask": jnp.asarray(mask)}, mask, 0.0),
+        "bias": ({"bias": jnp.asarray(bias)}, True, bias),
+        "window": ({"is_causal": True, "window": 2}, (j <= i) & (j > i - 2), 0.0),
+        "all": (
+            {
+                "mask": jnp.asarray(mask[0]),
+                "bias": jnp.asarray(bias[0]),
+                "is_causal": True,
+            },
+            mask[0] & (j <= i),
+            bias[0],
+        ),
+    }[name]
+
+
+MASKS = ["none", "mask", "bias", "window", "all"]
+DTYPES = ["float16", "bfloat16", "float32", "float64"]
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(
+    ("caps", "dtype"),
+    [
+        ("softcap", "float32"),
+        ("sinks", "float32"),
+        *(("both", each) for each in DTYPES),
+    ],
+)
+def test_caps_and_sinks_are_those_of_the_formula(
+    caps, mask, dtype, draw, strict
+) -> None:
+    shared = 4 if mask == "none" else 2
+    with jax.enable_x64(dtype == "float64"):
+        shapes = (5, 4, 6), (7, shared, 6), (7, shared, 3)
+        q, k, v = (jnp.asarray(np.asarray(draw(*s))).astype(dtype) for s in shapes)
+        q = 3 * q
+        given, visible, bias = masks(mask, draw)
+        out = compiled(q, k, v, **given, **CAPS[caps])
+        assert out.dtype == dtype
+        k, v = (np.repeat(np.asarray(x, "float64"), 4 // shared, 1) for x in (k, v))
+        with np.errstate(invalid="ignore"):
+            expected = by_formula(q, k, v, visible, bias, **CAPS[caps])
+        eps = float(jnp.finfo(dtype).eps)
+        sees = np.broadcast_to(visible & np.isfinite(bias), (4, 5, 7)).any(-1).T
+        if "sinks" in CAPS[caps]:  # a query that sees nothing else gets zeros
+            sees[:] = True
+        np.testing.assert_allclose(
+            np.asarray(out, "float64")[sees], expected[sees], rtol=0, atol=16 * eps
+        )
+
+
+@pytest.mark.parametrize(("caps", "order"), [("softcap", 1), ("sinks", 1), ("both", 2)])
+def test_derivatives_of_caps_and_sinks_are_those_of_finite_differences(
+    caps, order, x64, draw
+) -> None:
+    q, k, v = 2 * draw(5, 4, 6), draw(7, 2, 6), draw(7, 2, 3)
+    given, _, _ = masks("all", draw)
+    caps = dict(CAPS[caps])
+    sinks = [jnp.asarray(caps.pop("sinks"), float)] if "sinks" in caps else []
+
+    def loss(q, k, v, *sinks):
+        more = {"sinks": sinks[0]} if sinks else {}
+        return jnp.sin(nn.dot_product_attention(q, k, v, **given, **caps, **more)).sum()
+
+    check_grads(jax.jit(loss), (q, k, v, *sinks), order=order, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("caps", CAPS)
+@pytest.mark.parametrize(
+    ("dtype", "run"),
+    [
+        ("float32", "forward"),
+        ("float32", "backward"),
+        ("float32", "backward through a scan"),
+        ("bfloat16", "forward"),
+        ("bfloat16", "backward through a scan"),
+    ],
+)
+def test_caps_and_sinks_need_no_more_memory(caps, dtype, run) -> None:
+    def memory(options):
+        def attend(q, k, v, options):
+            return nn.dot_product_attention(q, k, v, is_causal=True, **options)
+
+        def layers(q, k, v, options):
+            def step(q, _):
+                return attend(q, k, v, options), None
+
+            return jax.lax.scan(step, q, None, length=3)[0]
+
+        def loss(q, k, v, options):
+            layer = layers if "scan" in run else attend
+            return layer(q, k, v, options).astype("float32").sum()
+
+        softcap = {n: x for n, x in options.items() if n == "softcap"}
+        sinks = {n: x for n, x in options.items() if n == "sinks"}
+        whole = attend if run == "forward" else jax.grad(loss, (0, 1, 2))
+
+        def call(q, k, v, sinks):
+            return whole(q, k, v, softcap | sinks)
+
+        x = jax.ShapeDtypeStruct((512, 4, 16), dtype)
+        program = jax.jit(call).lower(x, x, x, sinks).compile()
+        return program.memory_analysis().temp_size_in_bytes
+
+    assert memory(CAPS[caps]) <= 1.03 * memory({})
+
+
+def test_extreme_sinks_and_caps_are_finite(heads) -> None:
+    q, k, v = (x.astype("float32") for x in heads)
+    mask = jnp.zeros((3, 5), bool).at[0].set(True)
+    sinks = jnp.array([-jnp.inf, -1e30, 1e30, 0.0])
+
+    def run(q, sinks, bias):
+        return nn.dot_product_attention(
+            q, k, v, mask, bias=bias, softcap=1e-3, sinks=sinks
+        )
+
+    bias = jnp.zeros((3, 5)).at[0, :2].set(-jnp.inf)
+    out = run(q, sinks, bias)
+    grads = jax.jit(jax.grad(lambda *x: run(*x).sum(), (0, 1, 2)))(q, sinks, bias)
+    assert all(np.isfinite(x).all() for x in (out, *grads))
+    # Without a sink, the query that sees nothing takes the mean.
+    expected = np.stack([v.mean(0)[0]] + [np.zeros(2)] * 3)
+    np.testing.assert_allclose(out[1], expected, atol=1e-6)
+    assert (out[:, 2] == 0).all()
+
+
+@pytest.mark.parametrize("name", ["xla", "cudnn"])
+@pytest.mark.parametrize(
+    ("caps", "what"), [("softcap", "a softcap"), ("sinks", "sinks")]
+)
+def test_kernels_of_jax_refuse_caps_and_sinks(name, caps, what, heads) -> None:
+    q, k, _ = heads
+    with pytest.raises(ValueError, match=f"{name}.*: it has {what}. Use"):
+        nn.dot_product_attention(q, k, k, **CAPS[caps], implementation=name)
+    out = nn.dot_product_attention(q, k, k, **CAPS[caps], implementation="auto")
+    assert (out == nn.dot_product_attention(q, k, k, **CAPS[caps])).all()
+
+
+def test_wrong_caps_and_sinks_are_errors(heads, without_type_checks) -> None:
+    for softcap in (0, -1.0, jnp.inf, jnp.nan, "50"):
+        with pytest.raises(
+            ValueError, match="a finite number > 0, or None as `softcap`"
+        ):
+            nn.dot_product_attention(*heads, softcap=softcap)
+    message = r"takes shape \(4,\) as `sinks`; got shape \(3,\)"
+    with pytest.raises(eqx.ShapeError, match=message):
+        nn.dot_product_attention(*heads, sinks=jnp.ones(3))

@@ -331,6 +331,14 @@ CASES = {
         ALL_HEADS,
         call=attend_to_itself,
     ),
+    "attention of shared heads, with a softcap and sinks": Case(
+        functools.partial(attention, num_kv_heads=2, softcap=2.0, use_sinks=True),
+        TEXT,
+        X,
+        X,
+        ALL_HEADS | {"sinks": P("x")},
+        call=attend_to_itself,
+    ),
     "rotary attention, all by head": Case(
         functools.partial(attention, rotary=nn.RotaryPositionalEmbedding(2)),
         TEXT,
@@ -338,6 +346,16 @@ CASES = {
         X,
         ALL_HEADS,
         call=lambda model, x: attend_to_itself(model, x, cache=model.init_cache(8)),
+    ),
+    "attention, all by head, with an int8 cache": Case(
+        functools.partial(attention, num_kv_heads=2),
+        TEXT,
+        X,
+        X,
+        ALL_HEADS,
+        call=lambda model, x: attend_to_itself(
+            model, x, cache=model.init_cache(8, dtype=jnp.int8)
+        ),
     ),
     "attention with split queries": Case(
         functools.partial(attention, num_kv_heads=2),

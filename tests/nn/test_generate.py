@@ -162,6 +162,36 @@ def test_rows_of_padded_prompts_are_what_they_are_alone(overflow, shallow, key) 
             assert together.position[i].tolist() == single.position.tolist()
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_prompts_padded_on_the_left_are_what_they_are_alone(seed, shallow, key) -> None:
+    model, rng = shallow, np.random.default_rng(seed)
+    lengths = rng.permutation([1, 3, 5])
+    prompts = rng.integers(VOCABULARY, size=(3, 5))
+    options = {"top_p": 0.9, "repetition_penalty": 3.0, "end_token": 1}
+    caches = batch_of_caches(model, 3)
+    out = nn.generate(
+        model,
+        prompts,
+        caches,
+        6,
+        key=key,
+        prompt_length=lengths,
+        pad_side="left",
+        **options,
+    )
+    keys = jax.random.split(key, 3)
+    for i, (prompt, n) in enumerate(zip(prompts, lengths, strict=True)):
+        cache = model.init_cache()
+        alone = nn.generate(model, prompt[-n:], cache, 6, key=keys[i], **options)
+        assert out.tokens[i].tolist() == alone.tokens.tolist()
+        assert out.cache[0].position[i].tolist() == alone.cache[0].position.tolist()
+    one = prompts[0], model.init_cache(), 6
+    one = nn.generate(
+        model, *one, key=keys[0], prompt_length=lengths[0], pad_side="left", **options
+    )
+    assert one.tokens.tolist() == out.tokens[0].tolist()
+
+
 def test_nothing_follows_the_end_token(model, strict) -> None:
     prompt = jnp.array([3, 1, 4, 1])
     free = nn.generate(model, prompt, model.init_cache(), 6, temperature=0)
@@ -282,10 +312,12 @@ class Unplaced(Model):
         return jax.vmap(self.tokens.attend)(x), [cache]
 
 
-def test_batch_that_is_split_over_explicit_axes_has_the_same_tokens(key) -> None:
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_batch_that_is_split_over_explicit_axes_has_the_same_tokens(side, key) -> None:
     model = drawn(lambda: Unplaced(key, 1))
     prompts = jnp.arange(12).reshape(4, 3) % VOCABULARY
     options = {"top_k": 5, "repetition_penalty": 1.5, "end_token": 3, "key": key}
+    options["pad_side"] = side
 
     def generated(model, prompts, split):
         caches = jax.vmap(lambda _: model.init_cache())(jnp.arange(4))
@@ -399,6 +431,13 @@ def test_other_values_compile_no_other_program(shallow, key) -> None:
         ),
         ({"prompt_length": 1.5}, TypeError, "integer as `prompt_length`"),
         ({"prompt_length": 4}, eqx.EquinoxRuntimeError, "`prompt_length` from 1 to 3"),
+        ({"pad_side": "lef"}, ValueError, "as `pad_side`; got 'lef'.*'left'"),
+        ({"pad_side": "left"}, ValueError, "needs a `prompt_length`"),
+        (
+            {"pad_side": "left", "prompt_length": 0},
+            eqx.EquinoxRuntimeError,
+            "`prompt_length` from 1 to 3",
+        ),
         (
             {"cache": {"h": jnp.ones(3)}},
             TypeError,

@@ -259,6 +259,101 @@ def test_narrow_cache_keeps_its_largest_number_for_a_larger_one(
     assert np.isfinite(out).all()
 
 
+@pytest.mark.parametrize("overflow", ["error", "ring"])
+@pytest.mark.parametrize("chunks", [[1] * 6, [2, 3, 1]])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_int8_cache_is_within_half_a_step(overflow, chunks, dtype, key, draw) -> None:
+    options = {"num_kv_heads": 2, "dtype": dtype}
+    attention = nn.MultiheadAttention(4, 32, **options, key=key)
+    x = jnp.asarray(draw(6, 32), dtype)
+    exact = attention.init_cache(4 if overflow == "ring" else 6, overflow=overflow)
+    cache = attention.init_cache(len(exact.key), dtype=jnp.int8, overflow=overflow)
+    for part in jnp.split(x, np.cumsum(chunks)[:-1]):
+        expected, exact = call(attention, *[part] * 3, is_causal=True, cache=exact)
+        out, cache = call(attention, *[part] * 3, is_causal=True, cache=cache)
+        assert out.dtype == dtype
+        error = np.abs(out.astype("float32") - expected.astype("float32")).max()
+        bound = 0.01 if dtype == "float32" else 0.02
+        assert 0 < error < bound * np.abs(expected.astype("float32")).max()
+    assert cache.key.dtype == cache.value.dtype == "int8"
+    for name in ("key", "value"):
+        stored = getattr(cache, name).astype("float32")
+        scale = getattr(cache, f"{name}_scale").astype("float32")
+        wanted = getattr(exact, name).astype("float32")
+        assert scale.shape == wanted.shape[:2]
+        error = jnp.abs(stored * scale[..., None] - wanted)
+        assert (error <= 0.501 * scale[..., None]).all()
+        largest = jnp.abs(wanted).max(-1)
+        np.testing.assert_allclose(scale, largest / 127, rtol=2.0**-8)
+    np.testing.assert_array_equal(cache.position, exact.position)
+
+
+def test_int8_cache_takes_a_quarter_of_the_memory(build) -> None:
+    attention = build(nn.MultiheadAttention, 4, 256)
+
+    def size(cache):
+        arrays = cache.key, cache.value, cache.key_scale, cache.value_scale
+        return sum(x.nbytes for x in jax.tree.leaves(arrays))
+
+    wide, small = attention.init_cache(512), attention.init_cache(512, dtype=jnp.int8)
+    for other in ("int8", np.int8, np.dtype("int8")):
+        assert eqx.tree_equal(small, attention.init_cache(512, dtype=other))
+    assert size(small) / size(wide) == (64 + 2) / (64 * 4)
+    program = compiled(by_layer(attention), small, np.ones(256, np.float32))
+    written = sum(x.nbytes for x in jax.tree.leaves(small))
+    assert program.memory_analysis().alias_size_in_bytes == written
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_int8_cache_holds_extreme_numbers(dtype, build, draw) -> None:
+    with jax.enable_x64(dtype == "float64"):
+        attention = build(nn.MultiheadAttention, 4, 16, dtype=dtype)
+        most, tiny = float(jnp.finfo(dtype).max), float(jnp.finfo(dtype).tiny)
+        bound = min(most, float(jnp.finfo("float32").max))
+        heads = np.array([[most, -most, 0, 1], [tiny] * 4, [0] * 4, [np.nan, 1, 0, 0]])
+        heads[0, 1] = -np.inf
+
+        def process(q, k, v):
+            given = jnp.broadcast_to(jnp.asarray(heads, k.dtype), k.shape)
+            return q, given, -given
+
+        x = jnp.asarray(draw(1, 16), dtype)
+        cache = attention.init_cache(2, dtype=jnp.int8)
+        out, cache = attention(x, x, x, cache=cache, process_heads=process)
+        assert np.isnan(np.asarray(out, float)).any()
+        scales = np.asarray(cache.value_scale[0], "float32")
+        held = np.asarray(cache.value[0], "float32") * scales[:, None]
+        np.testing.assert_allclose(held[0], [-bound, bound, 0, 0], rtol=2.0**-8)
+        assert np.abs(held[1] + tiny).max() <= max(tiny / 254, 2.4e-38)
+        assert (held[2] == 0).all() and np.isnan(scales[3])
+
+
+def test_int8_cache_of_a_batch_of_stacked_layers_is_truncated(key) -> None:
+    stacked = nn.Stacked(lambda key: nn.MultiheadAttention(2, 8, key=key), 3, key=key)
+
+    def empty(dtype):
+        make = lambda _: stacked.layers.init_cache(5, dtype=dtype)  # noqa: E731
+        return jax.vmap(lambda _: jax.vmap(make)(jnp.arange(3)))(jnp.arange(2))
+
+    class Layer(eqx.Module):
+        attention: nn.MultiheadAttention
+
+        def __call__(self, x, xs):
+            return self.attention(x, x, x, is_causal=True, cache=xs)
+
+    layers = eqx.tree_at("layers", stacked, Layer(stacked.layers))
+    run = eqx.filter_jit(jax.vmap(lambda x, cache: layers(x, xs=cache)))
+    x = jax.random.normal(key, (2, 4, 8))
+    outs = []
+    for dtype in (jnp.int8, jnp.float32):
+        _, cache = run(x[:, :3], empty(dtype))
+        out, cache = run(x[:, 3:], cache.truncate(jnp.array([[2], [3]])))
+        outs.append(out)
+    assert cache.length.tolist() == [[3] * 3, [4] * 3]
+    error = jnp.abs(outs[0] - outs[1]).max()
+    assert 0 < error < 0.02 * jnp.abs(outs[1]).max()
+
+
 @pytest.mark.parametrize("wide", ["qk", "q", "v"])
 def test_one_token_has_the_dtype_of_a_call_without_a_cache(wide, build, draw) -> None:
     attention = build(nn.MultiheadAttention, 4, 8, num_kv_heads=2, dtype=jnp.bfloat16)
@@ -308,8 +403,8 @@ def test_cache_of_a_projection_without_parameters_has_the_default_dtype(build) -
 
 def test_cache_of_integers_is_an_error(build) -> None:
     attention = build(nn.MultiheadAttention, 2, 8)
-    with pytest.raises(ValueError, match="floating or complex dtype as `dtype`"):
-        attention.init_cache(4, dtype="int8")
+    with pytest.raises(ValueError, match="complex dtype as `dtype`; got 'int32'"):
+        attention.init_cache(4, dtype="int32")
 
 
 def test_cache_of_stacked_layers_can_be_made_from_their_stack(key) -> None:

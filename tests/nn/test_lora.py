@@ -420,3 +420,219 @@ def test_lora_that_was_frozen_stays_frozen(freeze) -> None:
     assert not jax.tree.leaves(params.layers[0])
     assert len(jax.tree.leaves(params.layers[1])) == 2
     assert (more(jnp.ones(4)) == model(jnp.ones(4))).all()
+
+
+# Adapters with names
+
+
+def adapted(name=None):
+    """A model, and it with two adapters of ranks 2 and 3, the last of which is used."""
+    build = MODELS[name][0] if name else lambda: nn.MLP(3, 2, 4, 1, key=KEY)
+    model = tuned = drawn(build)
+    for i, each in enumerate(["french", "law"]):
+        key = jax.random.key(i)
+        tuned = nn.add_lora(tuned, "**", 2 + i, alpha=3.0, name=each, key=key)
+        tuned = moved(tuned, 0.1 * (i + 1))
+    return model, tuned
+
+
+def updates(model):
+    """The sum of each layer's update and nothing else, by path."""
+    return {
+        path: np.asarray(lora.weight) - np.asarray(lora.layer.weight)
+        for path, lora in eqx.select(model).of(nn.LoRA)
+        if isinstance(lora.weight_name, str)
+    }
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_chosen_adapter_is_the_one_that_was_added(name) -> None:
+    model, law = adapted(name)
+    before = nn.add_lora(
+        model, "**", 2, alpha=3.0, name="french", key=jax.random.key(0)
+    )
+    french = nn.choose_lora(law, "french")
+    assert same(call(french), call(moved(before, 0.1)))
+    assert same(nn.choose_lora(french, "law"), law)
+    assert not same(call(law), call(french))
+    assert same(nn.merge_lora(nn.choose_lora(law, {})), model)
+    count = lambda model: len(jax.tree.leaves(eqx.filter(model, eqx.trainable)))  # noqa: E731
+    assert count(french) == count(law) == count(before)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_mixture_is_the_sum_of_the_updates_times_factors(name) -> None:
+    _, law = adapted(name)
+    french = nn.choose_lora(law, "french")
+
+    @eqx.filter_jit
+    def mixed(law, factor):  # the factor is traced
+        return nn.choose_lora(law, {"french": factor, "law": -2.0})
+
+    mixture = mixed(law, jnp.asarray(0.25))
+    found, one, other = map(updates, (mixture, french, law))
+    assert found.keys() == one.keys()
+    for path in found:
+        expected = 0.25 * one[path] - 2 * other[path]
+        np.testing.assert_allclose(found[path], expected, atol=2e-6)
+    for _, lora in eqx.select(mixture).of(nn.LoRA):
+        assert lora.rank == 5 and lora.name is None
+    tolerance = 2e-2 if name == "mixed" else 1e-4
+    np.testing.assert_allclose(
+        compiled(mixture), compiled(nn.merge_lora(mixture)), rtol=0, atol=tolerance
+    )
+    assert same(nn.choose_lora(mixture, "law"), law)
+
+
+def test_adapters_of_other_layers_are_neither_used_nor_trained() -> None:
+    model = nn.MLP(3, 2, 4, 2, key=KEY)
+    french = moved(
+        nn.add_lora(model, ["layers[0]", "layers[1]"], 2, name="french", key=KEY)
+    )
+    law = nn.add_lora(french, ["layers[1]", "layers[2]"], 2, name="law", key=KEY)
+    assert [lora.name for lora in law.layers] == [None, "law", "law"]
+    x = jnp.ones(3)
+    np.testing.assert_array_equal(law(x), model(x))
+    sizes = [p.size for p in jax.tree.leaves(eqx.filter(law, eqx.trainable))]
+    assert sizes[:2] == [0, 0] and all(sizes[2:])
+    np.testing.assert_array_equal(nn.choose_lora(law, "french")(x), french(x))
+    grads = eqx.filter_grad(lambda model: model(x).sum())(law)
+    assert jax.tree.leaves(grads.layers[1].others) == []
+
+
+def test_training_one_adapter_leaves_the_others() -> None:
+    _, law = adapted()
+
+    @eqx.filter_jit(donate="all")
+    def step(model):
+        grads = eqx.filter_grad(lambda model: model(jnp.ones(3)).sum())(model)
+        return eqx.apply_updates(model, grads)
+
+    trained = step(eqx.tree_copy(law))
+    for path, lora in eqx.select(trained).of(nn.LoRA):
+        ((_, before),) = eqx.select(law).of(nn.LoRA).at(path)
+        assert same(lora.others, before.others) and not same(lora.b, before.b)
+
+
+def test_choosing_unmerges(draw) -> None:
+    linear = nn.Linear(5, 4, key=KEY)
+    french = moved(nn.LoRA(linear, 2, name="french", key=KEY))
+    law = moved(nn.add_lora(french, "**", 2, name="law", key=KEY))
+    again = nn.choose_lora(law.merge(), "french")
+    assert not again.is_merged and again.name == "french"
+    np.testing.assert_allclose(again.weight, french.weight, atol=1e-6)
+    assert same(nn.choose_lora(law.merge(), "law"), law.merge())
+
+
+def test_wrong_names_are_errors() -> None:
+    _, law = adapted()
+    message = (
+        r"names of updates in the model, \['french', 'law'\].*got 'frnch'.*'french'"
+    )
+    with pytest.raises(ValueError, match=message):
+        nn.choose_lora(law, {"law": 1.0, "frnch": 1.0})
+    message = r"wrap `layers\[0\]\.layer`: .* with the name 'french'.*another `name`"
+    with pytest.raises(ValueError, match=message):
+        nn.add_lora(law, "**", 2, name="french", key=KEY)
+
+
+# Dropout
+
+
+@pytest.mark.parametrize("name", ["Linear", "Embedding", "Conv2d", "Own"])
+def test_dropout_acts_on_the_update_alone(name, draw) -> None:
+    layer, x = make(name, draw)
+    lora = moved(nn.LoRA(layer, rank=2, key=KEY))
+    dropped = nn.drop_lora(lora, 0.25, key=jax.random.key(3))
+    assert same(dropped.layer, lora.layer) and same(dropped.b, lora.b)
+    kept = np.asarray(dropped.a)[0] != 0
+    expected = np.where(kept, np.asarray(lora.a) / np.float32(0.75), 0)
+    np.testing.assert_allclose(dropped.a, expected, rtol=1e-6)
+    assert not kept.all() or kept.size < 8
+    if name == "Linear":  # the same as a dropout of the input of the update
+        x_dropped = np.where(kept, np.asarray(x) / 0.75, 0)
+        expected = layer(x) + lora.b @ (lora.a @ x_dropped)
+        np.testing.assert_allclose(dropped(x), expected, atol=1e-5)
+    keys = jax.random.split(KEY, 4000)
+    a = eqx.filter_vmap(lambda key: nn.drop_lora(lora, 0.25, key=key).a)(keys)
+    np.testing.assert_allclose(a.mean(0), lora.a, atol=0.06)
+
+
+def test_dropout_differs_by_layer_and_by_example() -> None:
+    model = nn.Stacked(lambda key: nn.Linear(64, 64, key=key), 2, key=KEY)
+    model = moved(nn.add_lora([model, nn.Linear(64, 64, key=KEY)], "**", 2, key=KEY))
+    dropped = nn.drop_lora(model, 0.5, key=KEY)
+    masks = [*(dropped[0].layers.a[:, 0] != 0), dropped[1].a[0] != 0]
+    assert len({tuple(np.asarray(mask).tolist()) for mask in masks}) == 3
+
+    def loss(model, x, key):
+        return nn.drop_lora(model, 0.5, key=key)[1](x).sum()
+
+    keys, x = jax.random.split(KEY, 3), jnp.ones((3, 64))
+    losses = eqx.filter_vmap(loss, in_axes=(None, 0, 0))(model, x, keys)
+    assert len(set(losses.tolist())) == 3
+    grads = eqx.filter_grad(lambda m: loss(m, x[0], KEY))(model)
+    dropped = nn.drop_lora(model, 0.5, key=KEY)[1].a == 0
+    assert ((grads[1].a == 0) == dropped).all()
+
+
+def test_dropout_of_wrong_arguments_is_an_error(without_type_checks) -> None:
+    _, law = adapted()
+    with pytest.raises(ValueError, match=r"takes a `p` between 0 and 1; got 1\.5"):
+        nn.drop_lora(law, 1.5, key=KEY)
+    with pytest.raises(TypeError, match="`drop_lora`"):
+        nn.drop_lora(law, 0.5, key=None)
+
+
+# Files
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_adapter_is_saved_and_loaded_alone(name, tmp_path) -> None:
+    model, law = adapted(name)
+    nn.save_lora(tmp_path / "law", law)
+    matrices = jax.tree.leaves(eqx.filter(law, eqx.trainable))
+    size = (tmp_path / "law.safetensors").stat().st_size
+    assert size < sum(p.nbytes for p in matrices) + 4000
+    loaded = nn.load_lora(tmp_path / "law", model, "law")
+    for path, lora in eqx.select(loaded).of(nn.LoRA):
+        ((_, saved),) = eqx.select(law).of(nn.LoRA).at(path)
+        assert lora.alpha == 3 and lora.weight_name == saved.weight_name
+    assert same(call(loaded), call(law))
+    french = nn.choose_lora(law, "french")
+    both = nn.load_lora(tmp_path / "law", french, "again")
+    assert same(call(both), call(law))
+    assert same(call(nn.choose_lora(both, "french")), call(french))
+
+
+def test_mixture_and_part_of_a_model_are_saved(tmp_path) -> None:
+    model = nn.MLP(3, 2, 4, 2, key=KEY)
+    french = moved(
+        nn.add_lora(model, ["layers[0]", "layers[1]"], 2, name="french", key=KEY)
+    )
+    law = moved(nn.add_lora(french, ["layers[1]", "layers[2]"], 1, name="law", key=KEY))
+    mixture = nn.choose_lora(law, {"french": 0.5, "law": 0.5})
+    for tuned in (law, mixture):
+        nn.save_lora(tmp_path / "adapter", tuned)
+        loaded = nn.load_lora(tmp_path / "adapter", model)
+        np.testing.assert_array_equal(loaded(jnp.ones(3)), tuned(jnp.ones(3)))
+
+
+def test_wrong_files_of_adapters_are_errors(tmp_path) -> None:
+    model, law = adapted()
+    with pytest.raises(ValueError, match="`save_lora` takes a model that uses updates"):
+        nn.save_lora(tmp_path / "law", model)
+    nn.save_lora(tmp_path / "law", law)
+    with pytest.raises(ValueError, match=r"wrap `layers\[0\]\.layer`: .* name 'law'"):
+        nn.load_lora(tmp_path / "law", law, "law")
+    shallow = nn.MLP(3, 2, 4, 0, key=KEY)
+    with pytest.raises(
+        ValueError, match=r"updates of \['layers\[1\]'\], which the model"
+    ):
+        nn.load_lora(tmp_path / "law", shallow)
+    wide = nn.MLP(3, 2, 9, 1, key=KEY)
+    with pytest.raises(eqx.LeafError, match=r"layers\[0\].*'b'.* but float32\[9,3\]"):
+        nn.load_lora(tmp_path / "law", wide)
+    eqx.save(tmp_path / "model", model)
+    with pytest.raises(ValueError, match="has no updates"):
+        nn.load_lora(tmp_path / "model", model)

@@ -21,7 +21,7 @@ assert_type(attention(x, x, x, cache=cache), Any)
 assert_type(attention(x, x, x, return_weights=True), Any)
 assert_type(jax.vmap(attention)(x, x, x), jax.Array)
 assert_type(eqx.filter_jit(attention)(x, x, x), jax.Array)
-# Of a layer with overloads, the type of a transformed call is that of the first one.
+# Of a layer with other overloads, the type of a transformed call is that of the first one.
 eqx.filter_jit(attention)(x, x, x, cache=cache)  # pyright: ignore[reportArgumentType]
 attention(x, x, x, caceh=cache)  # pyright: ignore[reportCallIssue]
 attention(x, x, x, cache="x")  # pyright: ignore[reportCallIssue, reportArgumentType]
@@ -37,6 +37,22 @@ for norm in (
     assert_type(norm(x), jax.Array)
     assert_type(norm(x, {"a": 1}), tuple[jax.Array, dict[str, int]])
     assert_type(norm(x, eqx.nn.State(norm)), tuple[jax.Array, eqx.nn.State])
+
+
+# So do a chain and a norm that are compiled or mapped.
+chain = eqx.nn.Sequential([eqx.nn.Linear(8, 8, key=key)])
+chain_state = eqx.nn.State(chain)
+compiled = eqx.filter_jit(chain)
+assert_type(compiled(x), jax.Array)
+assert_type(compiled(x, key=key), jax.Array)
+assert_type(compiled(x, chain_state), tuple[jax.Array, eqx.nn.State])
+compiled(x, chain_state, 3)  # pyright: ignore[reportCallIssue]
+compiled.lower(x, chain_state).compile()
+jax.vmap(compiled)(x)
+mapped = eqx.filter_vmap(chain, in_axes=(0, None))
+assert_type(mapped(x, chain_state), tuple[jax.Array, eqx.nn.State])
+assert_type(eqx.filter_jit(mapped)(x), jax.Array)
+assert_type(eqx.filter_jit(eqx.nn.LayerNorm(8))(x, 3), tuple[jax.Array, int])
 
 
 # A stateful layer of a user need not take a key.

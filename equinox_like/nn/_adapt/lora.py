@@ -1,12 +1,16 @@
 """`LoRA`: trains a low-rank update of the weight of a layer.
 
+The update of a layer is its adapter. A `LoRA` may hold several, each with a name: the one
+that is used, in its own fields, and the others beside it.
+
 Like the other layers that compute the weight of a layer (`reparam.py`), it calls a
 copy of the layer with another weight.
 """
 
+import json
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
@@ -14,6 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from ..._call_path import call_part
+from ..._io.checkpoint import load, load_metadata, save
 from ..._module import Module, field, frozen, trainable, unfrozen
 from ..._module.construct import filled
 from ..._module.freezing import trainable_leaves
@@ -22,12 +27,13 @@ from ..._runtime.harvest import class_of
 from ..._tree import is_inexact_array
 from ..._tree.partitioning import map_nodes
 from ..._tree.selection import select
-from ..._typing import ArrayLike, PRNGKeyArray
+from ..._typing import ArrayLike, FilePath, PRNGKeyArray, Writable
 from .._base.checks import as_number, as_size, check_not_layer_class, wrong_value
 from .._base.init import draw, key_named, leading_axes, split_key
 from .._base.precision import computes
 from .._base.sharding import explicit_mesh, like
 from .._base.state import StatefulLayer, StateIndex, is_stateful, takes_key
+from .._layers.elementwise import Dropout
 from .._layers.embedding import indexed
 from .._layers.linear import rows_product
 from .quantised import (
@@ -43,6 +49,14 @@ _Layer = TypeVar("_Layer", covariant=True)
 _P = ParamSpec("_P")
 _Tree = TypeVar("_Tree")
 _Y = TypeVar("_Y")
+
+
+class _Adapter(Module):
+    """An update of a layer that is not used at present."""
+
+    a: Any
+    b: Any
+    alpha: float = field(static=True)
 
 
 class LoRA(StatefulLayer, Generic[_Layer]):
@@ -61,7 +75,8 @@ class LoRA(StatefulLayer, Generic[_Layer]):
     `Embedding`, `GRUCell` and `LSTMCell` are computed without forming $W'$, unless the axes
     of a mesh are explicit; other layers with it.
 
-    [`equinox_like.nn.add_lora`][] does this to the layers of a whole model.
+    [`equinox_like.nn.add_lora`][] does this to the layers of a whole model. A layer may
+    have several updates with names, see [`equinox_like.nn.choose_lora`][].
 
     !!! example
 
@@ -88,6 +103,8 @@ class LoRA(StatefulLayer, Generic[_Layer]):
     alpha: float = field(static=True)
     weight_name: str | tuple[str, ...] = field(static=True)
     is_merged: bool = field(static=True)
+    name: str | None = field(static=True)
+    others: dict[str, _Adapter] = field(trainable=False)
 
     def __init__(
         self,
@@ -97,6 +114,7 @@ class LoRA(StatefulLayer, Generic[_Layer]):
         weight_name: str | tuple[str, ...] = "weight",
         *,
         batch_ndim: int | None = None,
+        name: str = "default",
         key: PRNGKeyArray,
     ):
         """**Arguments:**
@@ -110,6 +128,7 @@ class LoRA(StatefulLayer, Generic[_Layer]):
         - `batch_ndim`: the number of leading axes of the weight that belong to an
             ensemble or a [`equinox_like.nn.Stacked`][]. By default all leading axes that
             a layer of this library has beyond its own, and none for layers of your own.
+        - `name`: of the update, which [`equinox_like.nn.choose_lora`][] takes.
         - `key`: a PRNG key for the initialisation of `a`.
 
         **Raises:**
@@ -131,6 +150,7 @@ class LoRA(StatefulLayer, Generic[_Layer]):
         self.weight_name = weight_name
         self.alpha = as_number(self, "alpha", rank if alpha is None else alpha)
         self.is_merged = False
+        self.name, self.others = name, {}
         names = self._names()
         if not names or not isinstance(names, tuple | list):
             wanted = "the name of a weight, or several,"
@@ -145,7 +165,7 @@ class LoRA(StatefulLayer, Generic[_Layer]):
     @property
     def rank(self) -> int:
         """The number of columns of $B$."""
-        return jax.tree.leaves(self.b)[0].shape[-1]
+        return _rank(self.b)
 
     @computes("eqx.nn.LoRA")
     def __call__(
@@ -213,7 +233,7 @@ class LoRA(StatefulLayer, Generic[_Layer]):
 
     def _with_weights(self, make: Callable[[Any, Any, Any], Any]) -> Any:
         """The layer with `make(weight, b, a)` for each weight; `b` is scaled."""
-        layer, scale = self.layer, self.alpha / self.rank
+        layer, scale = self.layer, self.alpha / max(self.rank, 1)
         one = isinstance(self.weight_name, str)
         matrices = [(self.b, self.a)] if one else zip(self.b, self.a, strict=True)
         for name, (b, a) in zip(self._names(), matrices, strict=True):
@@ -229,6 +249,18 @@ class LoRA(StatefulLayer, Generic[_Layer]):
                 layer = with_weight(layer, name, new)
         return layer
 
+    def _named(self) -> dict[str, _Adapter]:
+        """All adapters that have names."""
+        own = _Adapter(unfrozen(self.a), unfrozen(self.b), self.alpha)
+        return self.others if self.name is None else {**self.others, self.name: own}
+
+    def _using(self, name: str | None, adapter: "_Adapter | LoRA") -> "LoRA[_Layer]":
+        """A copy that uses this adapter, and keeps the others. It is not merged."""
+        others = {n: x for n, x in self._named().items() if n != name}
+        changed = {"a": adapter.a, "b": adapter.b, "alpha": adapter.alpha}
+        changed |= {"name": name, "others": others}
+        return filled(type(self), vars(self.unmerge()) | changed)
+
 
 def add_lora(
     model: _Tree,
@@ -236,6 +268,7 @@ def add_lora(
     rank: int,
     alpha: float | None = None,
     *,
+    name: str = "default",
     key: PRNGKeyArray,
 ) -> _Tree:
     """Wraps layers of a model in [`equinox_like.nn.LoRA`][], and freezes everything
@@ -255,6 +288,8 @@ def add_lora(
         or that of a [`equinox_like.nn.Quantized`][]; a quantised weight of a class of
         your own is left as it is.
     - `rank`, `alpha`: as for `LoRA`.
+    - `name`: of the updates, which are then used and trained in place of those of other
+        names: see [`equinox_like.nn.choose_lora`][]. A layer may have several.
     - `key`: each layer is wrapped with a key made of this one and its path.
 
     **Returns:**
@@ -263,7 +298,8 @@ def add_lora(
 
     **Raises:**
 
-    `ValueError` if `where` chooses no such weight, or the weight of a layer in a LoRA.
+    `ValueError` if `where` chooses no such weight, or the weight of a layer that has an
+    update of this name.
 
     The result shares arrays with `model`: to donate one deletes those of the other.
     [`equinox_like.tree_copy`][] makes copies.
@@ -282,29 +318,257 @@ def add_lora(
         assert eqx.tree_equal(eqx.nn.merge_lora(tuned), model)
         ```
     """
-    flags, model = trainable_leaves(model), unfrozen(model)
     others = "another name, or is not an array, such as a quantised one of your own,"
-    chosen = weights_under(model, where, "add_lora", others, "LoRA")
-    for path, _ in select(model).of(LoRA):
-        inner = f"{path}.layer".removeprefix(".")
-        if inner in chosen:
-            raise ValueError(
-                f"`add_lora` cannot wrap `{inner}`: it is in a LoRA already. Correct "
-                "`where`, or call `merge_lora` first."
-            )
+    found = weights_under(unfrozen(model), where, "add_lora", others, "LoRA")
+    wanted: dict[str, dict[str, Any]] = {}
+    for path, names in found.items():
+        (batch_ndim,) = set(names.values())
+        weight = next(iter(names)) if len(names) == 1 else tuple(names)
+        wanted[path] = {"rank": rank, "alpha": alpha, "batch_ndim": batch_ndim}
+        wanted[path]["weight_name"] = weight
+    return _with_adapters(model, wanted, name, key, "add_lora")
+
+
+def _with_adapters(
+    model: Any, wanted: dict[str, dict[str, Any]], name: str, key: Any, taker: str
+) -> Any:
+    """The model with adapters for the layers of these paths, by the arguments of `LoRA`.
+
+    All else is frozen.
+    """
+    flags, model = trainable_leaves(model), unfrozen(model)
+    for path, lora in select(model).of(LoRA):
+        inner = _path_within(path)
+        if inner in wanted:
+            if name in lora._named():
+                raise ValueError(
+                    f"`{taker}` cannot wrap `{inner}`: it is in a LoRA already, with the "
+                    f"name {name!r}. Pass another `name`, or choose other layers, or call "
+                    "`merge_lora` first."
+                )
+            wanted[path] = wanted.pop(inner)
 
     def wrap(path: str, layer: Any) -> LoRA:
-        names = chosen[path]
-        (batch_ndim,) = set(names.values())
-        name = next(iter(names)) if len(names) == 1 else tuple(names)
-        number = zlib.crc32((path or "<root>").encode())
-        with key_named(key, "`add_lora`"):
-            layer_key = jax.random.fold_in(key, number)
-        return LoRA(layer, rank, alpha, name, batch_ndim=batch_ndim, key=layer_key)
+        inner = layer.layer if _is_lora(layer) else layer
+        layer_key = _key_at(path, key, f"`{taker}`")
+        new = LoRA(inner, **wanted[path], name=name, key=layer_key)
+        return layer._using(name, new) if _is_lora(layer) else new
 
     model = _frozen_as_before(model, flags)
-    layers = select(model).where(lambda path, node: path in chosen)
-    return _frozen_but_lora(layers.apply(wrap))
+    layers = select(model).where(lambda path, node: path in wanted)
+    return _frozen_but_lora(choose_lora(layers.apply(wrap), name))
+
+
+def _path_within(path: str) -> str:
+    """The path of the layer in the LoRA at this path."""
+    return f"{path}.layer".removeprefix(".")
+
+
+def _key_at(path: str, key: Any, taker: str) -> Any:
+    """A key for the layer at this path."""
+    with key_named(key, taker):
+        return jax.random.fold_in(key, zlib.crc32((path or "<root>").encode()))
+
+
+def choose_lora(model: _Tree, adapters: str | Mapping[str, ArrayLike]) -> _Tree:
+    """Chooses which of the updates of each [`equinox_like.nn.LoRA`][] is used.
+
+    The others stay in the model: they are saved and donated with it, but not trained.
+
+    **Arguments:**
+
+    - `model`: any pytree, to which [`equinox_like.nn.add_lora`][] or
+        [`equinox_like.nn.load_lora`][] added updates with names.
+    - `adapters`: the name of the updates to use. Or a dictionary with a factor for each
+        name, which may be traced: then the sum of the updates, times their factors, is
+        used. It has no name, so the next choice drops it. `{}` is no update at all.
+
+    **Returns:**
+
+    The new model. A layer without an update of a name does without it, and a merged LoRA
+    is unmerged. Each choice is another structure, for which a function is compiled again,
+    unless only the factors differ.
+
+    **Raises:**
+
+    `ValueError` if no layer has an update of a name.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+
+        model = eqx.nn.MLP(4, 2, 8, 2, key=jax.random.key(0))
+        for i, name in enumerate(["french", "law"]):
+            model = eqx.nn.add_lora(model, "**", 2, name=name, key=jax.random.key(i))
+        assert model.layers[0].name == "law"
+        french = eqx.nn.choose_lora(model, "french")
+        both = eqx.nn.choose_lora(model, {"french": 0.7, "law": 0.3})
+        assert both.layers[0].rank == 4
+        merged = eqx.nn.merge_lora(both)
+        ```
+    """
+    weights = {adapters: 1.0} if isinstance(adapters, str) else dict(adapters)
+    loras = select(model).of(LoRA)
+    known = {name for _, lora in loras for name in lora._named()}
+    for name in weights:
+        if name not in known:
+            wanted = f"names of updates in the model, {sorted(known)},"
+            raise wrong_value("`choose_lora`", wanted, "adapters", name, known)
+
+    def chosen(lora: LoRA) -> LoRA:
+        held = lora._named()
+        if adapters == lora.name:  # which may be frozen or merged
+            return lora
+        if isinstance(adapters, str) and adapters in held:
+            return lora._using(adapters, held[adapters])
+        parts = [(held[n], weight) for n, weight in weights.items() if n in held]
+        return lora._using(None, _mixed(lora, parts))
+
+    return loras.apply(chosen)
+
+
+def _mixed(lora: LoRA, parts: list[tuple[_Adapter, Any]]) -> _Adapter:
+    """The sum of adapters times factors: one adapter, whose rank is the sum of ranks."""
+    # Without any, matrices of rank 0.
+    of_a = [jax.tree.map(lambda x: x[..., :0, :], unfrozen(lora.a))]
+    of_b = [jax.tree.map(lambda x: x[..., :0], unfrozen(lora.b))]
+    for adapter, factor in parts:
+        scale = factor * adapter.alpha / max(_rank(adapter.b), 1)
+        of_a.append(adapter.a)
+        times = lambda x, scale=scale: x * jnp.asarray(scale, x.dtype)  # noqa: E731
+        of_b.append(jax.tree.map(times, adapter.b))
+    a = jax.tree.map(lambda *each: jnp.concatenate(each, -2), *of_a)
+    b = jax.tree.map(lambda *each: jnp.concatenate(each, -1), *of_b)
+    return _Adapter(a, b, float(_rank(b)))
+
+
+def _rank(b: Any) -> int:
+    return jax.tree.leaves(b)[0].shape[-1]
+
+
+def drop_lora(model: _Tree, p: float, *, key: PRNGKeyArray) -> _Tree:
+    """Drops inputs of the update of each [`equinox_like.nn.LoRA`][], as a dropout before
+    its $A$ would. The layer itself gets all of its inputs.
+
+    Call it in the loss function, so that the gradients are those of the model before:
+
+    ```python
+    def loss_fn(model, x, y, key):
+        model = eqx.nn.drop_lora(model, 0.1, key=key)
+        return ...
+    ```
+
+    **Arguments:**
+
+    - `model`: any pytree.
+    - `p`: the probability that an input is dropped, as for [`equinox_like.nn.Dropout`][].
+    - `key`: a PRNG key. Each matrix has its own numbers.
+
+    **Returns:**
+
+    The model, in which columns of each $A$ are zero, and the rest is multiplied by
+    `1 / (1 - p)`. So an input is dropped in all calls of a layer: for all tokens of a
+    sequence, for example. For other inputs in each example, call it within `jax.vmap`.
+    """
+    dropout = Dropout(p)
+
+    def dropped(path: str, lora: LoRA) -> LoRA:
+        leaves, structure = jax.tree.flatten(lora.a)
+        keys = jax.random.split(_key_at(path, key, "`drop_lora`"), len(leaves))
+        # To drop an input is to drop the column of `a` that it is multiplied by.
+        ones = (jnp.ones_like(a[..., :1, :]) for a in leaves)
+        masks = (dropout(x, key=k) for x, k in zip(ones, keys, strict=True))
+        a = structure.unflatten(map(jnp.multiply, leaves, masks))
+        return filled(type(lora), vars(lora) | {"a": a})
+
+    return select(model).of(LoRA).apply(dropped)
+
+
+def save_lora(path_or_file: FilePath | Writable, model: Any) -> None:
+    """Saves the updates of a model alone, those that it uses: see
+    [`equinox_like.nn.choose_lora`][].
+
+    **Arguments:**
+
+    - `path_or_file`: as for [`equinox_like.save`][].
+    - `model`: a model with [`equinox_like.nn.LoRA`][]s. The file has the matrices of each,
+        by its path in the model, with its `alpha`.
+
+    **Raises:**
+
+    `ValueError` if the model uses no updates.
+
+    !!! example
+
+        ```python
+        import equinox_like as eqx
+        import jax
+
+        base = eqx.nn.MLP(4, 2, 8, 2, key=jax.random.key(0))
+        tuned = eqx.nn.add_lora(base, "**", 2, key=jax.random.key(1))
+        eqx.nn.save_lora("french", tuned)  # after training
+        loaded = eqx.nn.load_lora("french", base, name="french")
+        assert (loaded.layers[0].a == tuned.layers[0].a).all()
+        ```
+    """
+    loras = {path: lora for path, lora in select(model).of(LoRA) if lora.rank}
+    if not loras:
+        raise ValueError(
+            "`save_lora` takes a model that uses updates; this one has none."
+        )
+    options = {
+        path: {"rank": x.rank, "alpha": x.alpha, "weight_name": x.weight_name}
+        | {"batch_ndim": jax.tree.leaves(x.a)[0].ndim - 2}
+        for path, x in loras.items()
+    }
+    save(path_or_file, _matrices(loras), {"lora": json.dumps(options)})
+
+
+def load_lora(path: FilePath, model: _Tree, name: str = "default") -> _Tree:
+    """Adds the updates that [`equinox_like.nn.save_lora`][] saved to a model.
+
+    **Arguments:**
+
+    - `path`: that of the file.
+    - `model`: a model with the layers of the saved one, whether these are in LoRAs
+        already or not.
+    - `name`: of the updates, which are then used.
+
+    **Returns:**
+
+    The new model, in which all else is frozen, as by [`equinox_like.nn.add_lora`][].
+
+    **Raises:**
+
+    `ValueError` if the file is another one, or the model has no such layer, or updates of
+    this name. The errors of [`equinox_like.load`][].
+    """
+    saved = json.loads(load_metadata(path).get("lora", "{}"))
+    layers = dict(select(model))
+    if not saved or not layers.keys() >= saved.keys():
+        absent = sorted(saved.keys() - layers.keys())
+        has = (
+            f"updates of {absent}, which the model has not" if absent else "no updates"
+        )
+        raise ValueError(
+            "`load_lora` takes a file of `save_lora` with updates for layers of the model; "
+            f"`{path}` has {has}."
+        )
+    wanted = {}
+    for at, options in saved.items():
+        if isinstance(options["weight_name"], list):
+            options["weight_name"] = tuple(options["weight_name"])
+        wanted[_path_within(at) if _is_lora(layers[at]) else at] = options
+    model = _with_adapters(model, wanted, name, jax.random.key(0), "load_lora")
+    chosen = select(model).where(lambda path, node: path in saved and _is_lora(node))
+    matrices = load(path, _matrices(dict(chosen)))
+    return chosen.apply(lambda at, x: filled(type(x), vars(x) | matrices[at]))
+
+
+def _matrices(loras: dict[str, LoRA]) -> dict[str, dict[str, Any]]:
+    return {path: unfrozen({"a": x.a, "b": x.b}) for path, x in loras.items()}
 
 
 def merge_lora(model: _Tree) -> _Tree:

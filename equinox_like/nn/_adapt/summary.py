@@ -12,7 +12,7 @@ import numpy as np
 
 from ..._jit.report import table_lines
 from ..._module.freezing import leaves_under, trainable
-from ..._runtime.harvest import LayerRow as LayerRow, layer_rows
+from ..._runtime.harvest import LayerRow, layer_rows
 from ..._tree import is_array
 from ..._tree.arrays import describe_array, is_typed_key
 from ..._tree.filters import array_filter, is_array_or_struct
@@ -30,19 +30,7 @@ _NUMBERS = 4, 5, 8, 9  # columns of the tree that are aligned on the right
 
 
 class SummaryRow(NamedTuple):
-    """One row of a [`equinox_like.nn.Summary`][].
-
-    **Attributes:**
-
-    - `path`, `shape`, `dtype`: of the array; `layer`: the class of its layer.
-    - `params`, `bytes`: the number of its elements, and their size. A typed PRNG key
-        counts as the integers that it consists of.
-    - `status`: `"trainable"`, `"frozen"` or `"state"`.
-    - `tied_to`: the path at which the same array was counted, if it occurs there too.
-
-    In a row for several arrays, `shape` is `None`, and a value that differs between them
-    is `"mixed"`.
-    """
+    """One array of a [`equinox_like.nn.Summary`][], or several."""
 
     path: str
     layer: str
@@ -61,11 +49,25 @@ class Summary:
 
     **Attributes:**
 
-    - `rows`: a list of [`equinox_like.nn.SummaryRow`][].
+    - `rows`: a list with a row for each array, or for several if `depth` is given. Each
+        has the `path`, `shape` and `dtype` of the array; the class of its `layer`; the
+        number of its elements, `params`, and their `bytes` (a typed PRNG key counts as the
+        integers that it consists of); its `status`, which is `"trainable"`, `"frozen"` or
+        `"state"`; and `tied_to`, the path at which the same array was counted, if it
+        occurs there too. In a row for several arrays, `shape` is `None`, and a value that
+        differs between them is `"mixed"`.
     - `total_params`, `trainable_params`: the number of elements of all arrays, and of
         those that are trained.
     - `total_bytes`: the size of all arrays in bytes.
-    - `layers`: a list of [`equinox_like.nn.LayerRow`][], if inputs were passed.
+    - `layers`: a list with a row for each layer that was called, if inputs were passed.
+        Each has the `path` of the layer, which is empty for the model itself, and its
+        class, `layer`; what it returned, `output`, with a `jax.ShapeDtypeStruct` for each
+        array, and a tuple of its outputs if it was called more than once (arrays have the
+        axes of `jax.vmap` and of the steps of a scan in front); the number of
+        `operations` in its matrix products and convolutions, and in those of the layers
+        within it; and their `share` of the whole call, from 0 to 1. A multiplication and
+        an addition are two operations. Within `jax.shard_map` they are those of one
+        device.
     - `total_operations`: the number of operations of a call with these inputs.
     """
 

@@ -16,21 +16,30 @@ from ..._tree import combine, is_array, is_inexact_array, partition
 from ..._tree.nodes import describe_node
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from .._base.checks import (
+    as_array,
     as_divisor,
     as_size,
     check_dtype,
+    check_function,
     check_input,
     jax_array,
     parameter_shape,
     refusal,
     wrong_type,
 )
-from .._base.init import Init, dtype_of, split_key
+from .._base.init import Init, default_dtype, dtype_of, split_key
 from .._base.precision import cast_to_precision, computes
 from .._base.sharding import parts, placed, split_along
 from .._layers.elementwise import Dropout, resolve_inference
 from .._layers.linear import Linear, mapped
-from .dot_product import Drop, Implementation, Inputs, attend, checked_implementation
+from .dot_product import (
+    Drop,
+    Implementation,
+    Inputs,
+    attend,
+    checked_implementation,
+    checked_softcap,
+)
 from .kv_cache import KVCache, check_cache, empty_cache, extended, new_positions
 from .masks import Visible, check_window, checked_mask
 
@@ -99,6 +108,9 @@ class MultiheadAttention(Module):
     num_kv_heads: int = field(static=True)
     implementation: Implementation = field(static=True)
     rotary: Callable[..., Array] | None = None
+    attention: Callable[..., Array] | None = None
+    sinks: Array | None = None
+    softcap: float | None = field(static=True, default=None)
 
     def __init__(
         self,
@@ -123,6 +135,9 @@ class MultiheadAttention(Module):
         rotary: Callable[..., Array] | None = None,
         weight_init: Init | None = None,
         bias_init: Init | None = None,
+        softcap: float | None = None,
+        use_sinks: bool = False,
+        attention: Callable[..., Array] | None = None,
     ):
         """**Arguments:**
 
@@ -158,12 +173,22 @@ class MultiheadAttention(Module):
             cache, positions start at `cache.length`.
         - `weight_init`, `bias_init`: as for [`equinox_like.nn.Linear`][], for each of the
             projections.
+        - `softcap`: bounds the products of queries and keys, see
+            [`equinox_like.nn.dot_product_attention`][].
+        - `use_sinks`: whether each head has a trained logit, `sinks`, of shape
+            `(num_heads,)`, for a key with a value of zeros. It starts as 0.
+        - `attention`: called in place of [`equinox_like.nn.dot_product_attention`][], of
+            which it has the signature, for example another kernel. It gets the queries,
+            keys and values of all heads, and those options that are not `None` or
+            `False`. With a cache, causality, the window and the filled slots are in
+            `mask`.
 
         **Raises:**
 
         `ValueError` for a size that is negative, a `num_kv_heads` that does not divide
-        `num_heads`, or a `rotary` of another size; or if each head would be of size 0.
-        `ZeroDivisionError` if `num_heads` is 0. `TypeError` if `rotary` is not a layer.
+        `num_heads`, a `rotary` of another size, or a `softcap` that is not a positive
+        number; or if each head would be of size 0. `ZeroDivisionError` if `num_heads` is
+        0. `TypeError` if `rotary` is not a layer, or `attention` not a function.
         """
         query_size = as_size(self, "query_size", query_size)
         self.num_heads = as_divisor(self, "num_heads", num_heads)
@@ -197,6 +222,13 @@ class MultiheadAttention(Module):
         self.implementation = checked_implementation(_NAME, implementation)
         self.rotary = _checked_rotary(_NAME, rotary, self.qk_size)
         self.dropout = Dropout(dropout_p, inference)
+        self.softcap = checked_softcap(_NAME, softcap)
+        if attention is not None:
+            check_function(_NAME, "attention", attention)
+        self.attention = attention
+        self.sinks = None
+        if use_sinks:
+            self.sinks = jnp.zeros(self.num_heads, default_dtype(dtype))
 
         linear = functools.partial(
             Linear, dtype=dtype, weight_init=weight_init, bias_init=bias_init
@@ -297,9 +329,9 @@ class MultiheadAttention(Module):
         KVCache, `mask` or `bias` not an array, or `bias` an array of bools.
         [`equinox_like.MissingKeyError`][] if the dropout is active and there is no
         `key`. `RuntimeError` if a cache overflows; within a compiled function it is
-        raised by [`equinox_like.error_if`][]. `ValueError` if `window < 1`, or if the
-        implementation does not support the call; JAX's own `RuntimeError` for `"cudnn"`
-        on a host without it.
+        raised by [`equinox_like.error_if`][]. `ValueError` if `window < 1`, if the
+        implementation does not support the call, or if the weights are asked of a layer
+        with an `attention`; JAX's own `RuntimeError` for `"cudnn"` on a host without it.
         """
         inference = resolve_inference("MultiheadAttention", inference, deterministic)
         arrays = query, key_, value, bias
@@ -321,11 +353,9 @@ class MultiheadAttention(Module):
         visible = Visible(mask, is_causal, window, positions)
         keys = None if key is None else split_key(key, self.num_heads, self)
         drop = Drop(self.dropout, keys, inference)
-        # Gathered, because a query attends to the keys of all devices.
-        k, v = split_along(k, 0, None), split_along(v, 0, None)
-        inputs = Inputs(q, k, v, visible, bias, None, drop)
-        implementation = implementation or self.implementation
-        heads, weights = attend(inputs, implementation, return_weights)
+        inputs = Inputs(q, k, v, visible, bias, None, drop, self.softcap, self.sinks)
+        how = implementation or self.implementation, return_weights
+        heads, weights = _attended(self.attention, inputs, key, *how)
         out = _joined(self, heads, out_sharding)
         more: tuple[Any, ...] = ()
         if seen is not None:
@@ -347,11 +377,14 @@ class MultiheadAttention(Module):
         **Arguments:**
 
         - `max_length`: the number of tokens that fit into the cache.
-        - `dtype`: of the cached keys and values, floating or complex; by default that
-            of the parameters of the projections. If it differs from the dtype of a
-            call, keys and values are cast when they are used, so outputs have the same
-            dtype as without a cache. In a narrower float, such as float8_e4m3fn, a
-            number beyond its range becomes its largest or least number.
+        - `dtype`: of the cached keys and values, floating or complex, or int8 for real
+            ones; by default that of the parameters of the projections. If it differs
+            from the dtype of a call, keys and values are cast when they are used, so
+            outputs have the same dtype as without a cache. In a narrower float, such as
+            float8_e4m3fn, a number beyond its range becomes its largest or least
+            number. With int8, the key and the value of each head and token have a
+            scale, their largest absolute number divided by 127, so each number is
+            rounded by at most half of it.
         - `overflow`: what happens to a token beyond `max_length`. `"error"`: an error
             is raised. `"ring"`: it overwrites the oldest one, so that queries attend to
             the last `max_length` tokens.
@@ -364,6 +397,41 @@ class MultiheadAttention(Module):
         key = _empty_token(self, "key_proj", self.key_size, self.qk_size, dtype)
         value = _empty_token(self, "value_proj", self.value_size, self.vo_size, dtype)
         return empty_cache(max_length, key, value, overflow)
+
+
+def _attended(
+    fun: Callable[..., Array] | None,
+    inputs: Inputs,
+    key: Any,
+    implementation: Implementation,
+    return_weights: bool,
+) -> tuple[Array, Array | None]:
+    """The heads' outputs and weights, as `attend` returns them."""
+    q, k, v, visible, bias, _, drop, softcap, sinks = inputs
+    if fun is None:
+        # Gathered, because a query attends to the keys of all devices.
+        k, v = split_along(k, 0, None), split_along(v, 0, None)
+        return attend(inputs._replace(k=k, v=v), implementation, return_weights)
+    if return_weights:
+        raise ValueError(
+            "MultiheadAttention with an `attention` of your own cannot return the weights."
+        )
+    if visible.positions is not None:
+        visible = Visible(inputs.mask, False, None)
+    options = {"mask": visible.mask, "bias": bias, "softcap": softcap, "sinks": sinks}
+    options |= {"is_causal": visible.is_causal, "window": visible.window}
+    options |= {"implementation": implementation}
+    if drop.is_active():
+        options |= {"dropout": drop.dropout, "key": key, "inference": drop.inference}
+    given = {n: x for n, x in options.items() if x is not None and x is not False}
+    heads = as_array(_NAME, "attention(query, key_, value)", fun(q, k, v, **given))
+    wanted = (*q.shape[:2], v.shape[2])
+    if heads.shape != wanted:
+        raise ShapeError(
+            "MultiheadAttention takes an `attention` that returns an array of shape "
+            f"{wanted}, in (queries, heads, size); it returned shape {heads.shape}."
+        )
+    return heads, None
 
 
 def _window(window: int | None, cache: KVCache | None) -> int | None:
@@ -485,7 +553,8 @@ def _empty_token(
     arrays = [x for x in jax.tree.leaves(projection) if is_inexact_array(x)]
     if dtype is None:
         dtype = dtype_of(projection)
-    check_dtype("`init_cache`", "dtype", dtype)
+    if dtype not in ("int8", jnp.int8):
+        check_dtype("`init_cache`", "dtype", dtype)
     heads = attention.num_kv_heads
     if not any(any(parts(x)) for x in arrays):
         return jnp.zeros((1, heads, size), dtype)

@@ -18,7 +18,14 @@ from ..._compat.primitives import for_whole_batch
 from ..._compat.tracing import known_array
 from ..._errors import ShapeError
 from ..._typing import ArrayLike, PRNGKeyArray
-from .._base.checks import as_array, check_layer, check_scalar, wrong_value
+from .._base.checks import (
+    as_array,
+    as_number,
+    check_layer,
+    check_scalar,
+    wrong_shape,
+    wrong_value,
+)
 from .._base.init import key_named
 from .._base.precision import accumulation_dtype, in_float32, is_half, product_with_rows
 from .._base.sharding import explicit_mesh, parts, split_along
@@ -42,6 +49,8 @@ def dot_product_attention(
     is_causal: bool = False,
     window: int | None = None,
     implementation: Implementation = None,
+    softcap: float | None = None,
+    sinks: ArrayLike | None = None,
 ) -> Array:
     r"""Scaled dot-product attention: for each query, a mean of the values weighted by
     its match with the keys.
@@ -77,7 +86,15 @@ def dot_product_attention(
         added in the dtype of the queries. A program with `"cudnn"` or `"auto"` that was
         traced on a host with a GPU is exported for one platform at a time, and only with
         `disabled_checks`. In float64, `"xla"` has the accuracy of float32, since JAX
-        computes its softmax in float32; `"auto"` does not choose it.
+        computes its softmax in float32; `"auto"` does not choose it. With a `softcap` or
+        `sinks`, only `None` and `"auto"`, which then takes the formula.
+    - `softcap`: a positive number $c$ that bounds the scaled products: each product $x$
+        becomes $c \tanh(x / c)$, before the bias and the mask. From [Gemma 2](
+        https://arxiv.org/abs/2408.00118) (Gemma Team 2024).
+    - `sinks`: shape `(heads,)`. For each head, the logit of one more key, which all
+        queries attend to, with a value of zeros; so the weights of a query sum to less
+        than 1. It is neither scaled, capped nor masked. From [gpt-oss](
+        https://arxiv.org/abs/2508.10925) (OpenAI 2025).
 
     **Returns:**
 
@@ -86,17 +103,17 @@ def dot_product_attention(
 
     $$\mathrm{softmax}\left(s\, Q K^T + b\right) V.$$
 
-    The result for a query that attends to no key is defined: the mean of all values. (With
-    cuDNN it is not, even if `"auto"` chooses it.)
+    The result for a query that attends to no key is defined: the mean of all values, or
+    zero if there are `sinks`. (With cuDNN it is not, even if `"auto"` chooses it.)
 
     **Raises:**
 
     [`equinox_like.ShapeError`][] if the shapes do not fit together. `TypeError` if `mask`
     or `bias` is not an array, or `bias` is an array of bools.
     [`equinox_like.MissingKeyError`][] if `dropout` is active and there is no `key`.
-    `ValueError` if `window < 1`, or if the implementation does not support the call, as
-    `"xla"` in a compiled function of float16 on a CPU; JAX's own `RuntimeError` for
-    `"cudnn"` on a host without it.
+    `ValueError` if `window < 1`, if `softcap` is not a positive number, or if the
+    implementation does not support the call, as `"xla"` in a compiled function of float16
+    on a CPU; JAX's own `RuntimeError` for `"cudnn"` on a host without it.
 
     !!! example
 
@@ -129,7 +146,13 @@ def dot_product_attention(
         with key_named(key, name):
             key = key[None] if one_head else jax.random.split(key, number)
     visible, drop = Visible(mask, is_causal, window), Drop(dropout, key, inference)
-    heads, _ = attend(Inputs(q, k, v, visible, bias, scale, drop), implementation)
+    softcap = checked_softcap(name, softcap)
+    if sinks is not None:
+        sinks = as_array(name, "sinks", sinks)
+        if sinks.shape != (number,):
+            raise wrong_shape(name, f"shape {(number,)}", "sinks", sinks.shape)
+    inputs = Inputs(q, k, v, visible, bias, scale, drop, softcap, sinks)
+    heads, _ = attend(inputs, implementation)
     return heads[:, 0] if one_head else heads
 
 
@@ -143,7 +166,7 @@ def dot_product_attention_weights(
     """
     lengths = query.shape[0], key.shape[0]
     mask = checked_mask("`dot_product_attention_weights`", "mask", mask, 1, lengths)
-    return attention_weights(query, key, mask, None, None)
+    return attention_weights(query, key, None, mask, None, None, None)
 
 
 # Validation
@@ -177,6 +200,14 @@ def _checked_heads(*arrays: Array) -> tuple[Array, Array, Array]:
     return q, k, v
 
 
+def checked_softcap(taker: str, softcap: Any) -> float | None:
+    """Returns `softcap` after validating it."""
+    if softcap is None:
+        return None
+    wanted = "a finite number > 0, or None"
+    return as_number(taker, "softcap", softcap, wanted, lambda x: 0 < x < math.inf)
+
+
 class Drop(NamedTuple):
     """The dropout of the attention weights, with a PRNG key for each head."""
 
@@ -206,6 +237,8 @@ class Inputs(NamedTuple):
     bias: Array | None
     scale: ArrayLike | None
     drop: Drop
+    softcap: float | None = None
+    sinks: Array | None = None  # (heads,)
 
     @property
     def mask(self) -> Array | None:
@@ -241,8 +274,8 @@ def attend(
 def _split_alike(inputs: Inputs) -> Inputs:
     """`inputs`, whose heads are split alike over the explicit axes of a mesh, by the
     queries. Otherwise `vmap` over the heads would fail."""
-    q, k, v, visible, bias, _, drop = inputs
-    if explicit_mesh(q, k, v, visible.mask, bias) is None:
+    q, k, v, visible, bias, _, drop, _, sinks = inputs
+    if explicit_mesh(q, k, v, visible.mask, bias, sinks) is None:
         return inputs
     heads, shared = parts(q)[1], parts(_in_groups(q, 1, k.shape[1]))[1]
 
@@ -255,7 +288,10 @@ def _split_alike(inputs: Inputs) -> Inputs:
         drop = drop._replace(keys=split_along(drop.keys, 0, heads))
     k, v = split_along(k, 1, shared), split_along(v, 1, shared)
     visible = visible._replace(mask=each(visible.mask))
-    return inputs._replace(k=k, v=v, visible=visible, bias=each(bias), drop=drop)
+    if sinks is not None:
+        sinks = split_along(sinks, 0, heads)
+    changed: dict[str, Any] = {"visible": visible, "bias": each(bias), "sinks": sinks}
+    return inputs._replace(k=k, v=v, drop=drop, **changed)
 
 
 # The kernels
@@ -272,48 +308,109 @@ def _logits(query: Array, key: Array, scale: Any, product: Any) -> Array:
     return product(_scaled(query, size, scale), key)
 
 
-def _softmax(logits: Array, mask: Array | None, bias: Array | None) -> Array:
+def _softmax(
+    logits: Array, mask: Any, bias: Any, softcap: float | None, sink: Array | None
+) -> Array:
     # Before the bias is added: in half precision, large biases would be rounded.
     logits = logits.astype(accumulation_dtype(logits))
+    bias = None if bias is None else bias.astype(logits.dtype)
+    if softcap is None and sink is None:
+        return jax.nn.softmax(_biased_and_masked(logits, mask, bias))
+    sink = jnp.asarray(-jnp.inf if sink is None else sink, logits.dtype)
+    return _capped_softmax(softcap, logits, mask, bias, sink)[0]
+
+
+def _biased_and_masked(logits: Array, mask: Any, bias: Any) -> Array:
     least = jnp.finfo(logits.dtype).min
     if bias is not None:
         # The softmax of a row of -inf would be NaN.
-        logits = jnp.maximum(logits + bias.astype(logits.dtype), least)
-    if mask is not None:
-        logits = jnp.where(mask, logits, least)
-    return jax.nn.softmax(logits)
+        logits = jnp.maximum(logits + bias, least)
+    return logits if mask is None else jnp.where(mask, logits, least)
 
 
-def attention_weights(
-    query: Array, key: Array, mask: Any, bias: Any, scale: Any
-) -> Array:
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _capped_softmax(
+    softcap: float | None, logits: Array, mask: Any, bias: Any, sink: Array
+) -> tuple[Array, Array]:
+    """The softmax with a cap and a sink, and the logarithm of each row's sum.
+
+    JAX would keep the capped logits for the derivative. Here it keeps the weights alone,
+    as for a softmax without a cap, and computes the logits from them.
+    """
+    if softcap is not None:
+        logits = softcap * jnp.tanh(logits / softcap)
+    logits = _biased_and_masked(logits, mask, bias)
+    greatest = jnp.maximum(jnp.max(logits, -1, keepdims=True), sink)
+    exponentials = jnp.exp(logits - greatest)
+    total = jnp.sum(exponentials, -1, keepdims=True) + jnp.exp(sink - greatest)
+    return exponentials / total, greatest + jnp.log(total)
+
+
+@_capped_softmax.defjvp
+def _(softcap: float | None, primals: Any, tangents: Any) -> tuple[Any, Any]:
+    _, mask, bias, sink = primals
+    d_logits, _, d_bias, d_sink = tangents
+    weights, norm = _capped_softmax(softcap, *primals)
+
+    # A checkpoint, so that JAX keeps what it takes, and not what is computed from that.
+    @functools.partial(jax.checkpoint, prevent_cse=False)
+    def tangent(weights, norm, mask, bias, sink, d_logits, d_bias, d_sink):
+        if softcap is not None:
+            d_logits = d_logits * _slope(weights, norm, bias, softcap)
+        if bias is not None:
+            is_finite = bias > jnp.finfo(bias.dtype).min
+            d_logits = jnp.where(is_finite, d_logits + d_bias, 0)
+        if mask is not None:
+            d_logits = jnp.where(mask, d_logits, 0)
+        mean = jnp.sum(weights * d_logits, -1, keepdims=True)
+        mean = mean + jnp.exp(sink - norm) * d_sink
+        return weights * (d_logits - mean), mean
+
+    more = mask, bias, sink, d_logits, d_bias, d_sink
+    return (weights, norm), tangent(weights, norm, *more)
+
+
+def _slope(weights: Array, norm: Array, bias: Any, softcap: float) -> Array:
+    """The derivative of the cap, computed from the weights."""
+    is_seen = weights > 0
+    logits = jnp.log(jnp.where(is_seen, weights, 1)) + norm
+    logits = logits if bias is None else logits - bias
+    # A row that sees nothing, or has a large bias, does not tell what the logits were.
+    tanh = jnp.clip(logits / softcap, -1, 1)
+    return jnp.where(is_seen, 1 - jnp.square(tanh), 0)
+
+
+def attention_weights(query: Array, key: Array, scale: Any, *rest: Any) -> Array:
+    """The weights of a head; `rest` are the arguments of `_softmax` after the logits."""
     logits = _logits(query, key, scale, product_with_rows)
-    return _softmax(logits, mask, bias).astype(jnp.result_type(query, key))
+    return _softmax(logits, *rest).astype(jnp.result_type(query, key))
 
 
 def _formula_kernel(inputs: Inputs) -> tuple[Array, Array]:
-    q, k, v, _, bias, scale, drop = inputs
+    q, k, v, _, bias, scale, drop, softcap, sinks = inputs
 
-    def head(q, k, v, mask, bias, key):
-        weights = drop.on_head(attention_weights(q, k, mask, bias, scale), key)
+    def head(q, k, v, mask, bias, key, sink):
+        weights = attention_weights(q, k, scale, mask, bias, softcap, sink)
+        weights = drop.on_head(weights, key)
         return jnp.einsum("sS,Sd->sd", weights, v), weights
 
     number, shared, mask = q.shape[1], k.shape[1], inputs.mask
     if bias is not None and bias.ndim == 3 and bias.shape[0] == 1:  # one for all heads
         bias = bias[0]
+    more = mask, bias, drop.keys, sinks
     axes = [0 if x is not None and x.ndim == 3 else None for x in (mask, bias)]
-    axes.append(None if drop.keys is None else 0)
+    axes += [None if x is None else 0 for x in (drop.keys, sinks)]
     if shared == number:
         all_heads = jax.vmap(head, in_axes=(1, 1, 1, *axes), out_axes=(1, 0))
-        return all_heads(q, k, v, mask, bias, drop.keys)
+        return all_heads(q, k, v, *more)
     # The heads of a group share keys and values; nested `vmap`s do not repeat these.
     group = jax.vmap(head, in_axes=(1, None, None, *axes), out_axes=(1, 0))
     groups = jax.vmap(group, in_axes=(1, 1, 1, *axes), out_axes=(1, 0))
-    rest = [
+    more = [
         x if axis is None else _in_groups(x, 0, shared)
-        for x, axis in zip((mask, bias, drop.keys), axes, strict=True)
+        for x, axis in zip(more, axes, strict=True)
     ]
-    heads, weights = groups(_in_groups(q, 1, shared), k, v, *rest)
+    heads, weights = groups(_in_groups(q, 1, shared), k, v, *more)
     weights = weights.reshape(number, *weights.shape[2:])
     return heads.reshape(q.shape[0], number, v.shape[2]), weights
 
@@ -331,7 +428,7 @@ def _one_query_kernel(inputs: Inputs) -> tuple[Array, Array]:
     On a CPU, a matrix product would first copy the whole cache, to move the heads to the
     front. On a GPU the two take about the same time.
     """
-    q, k, v, _, bias, scale, drop = inputs
+    q, k, v, _, bias, scale, drop, softcap, sinks = inputs
     number, shared, mask = q.shape[1], k.shape[1], inputs.mask
 
     def summed(a, b, axis):
@@ -344,8 +441,9 @@ def _one_query_kernel(inputs: Inputs) -> tuple[Array, Array]:
     logits = _logits(q, k, scale, product)
     logits = logits.reshape(k.shape[0], number).T[:, None]  # (heads, 1, kv)
     mask, bias = (x[None] if x is not None and x.ndim == 2 else x for x in (mask, bias))
+    sinks = None if sinks is None else sinks[:, None, None]
     # The dtypes are those of the products in `_formula_kernel`.
-    weights = _softmax(logits, mask, bias)
+    weights = _softmax(logits, mask, bias, softcap, sinks)
     weights = weights.astype(jnp.result_type(q.dtype, k.dtype))
     axes = 0, None if drop.keys is None else 0
     weights = jax.vmap(drop.on_head, axes)(weights, drop.keys)
@@ -482,6 +580,10 @@ def _obstacle(inputs: Inputs, return_weights: bool) -> str | None:
         return "its dropout is active"
     if return_weights:
         return "it does not return the weights"
+    if inputs.softcap is not None:
+        return "it has a softcap"
+    if inputs.sinks is not None:
+        return "it has sinks"
     return "there is no query" if q.shape[0] == 0 else None
 
 

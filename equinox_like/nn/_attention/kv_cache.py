@@ -8,6 +8,8 @@ new tokens are concatenated.
 
 import contextlib
 import contextvars
+import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -22,7 +24,7 @@ from ..._module import Module, field
 from ..._runtime.error_if import error_if
 from ..._typing import ArrayLike
 from .._base.checks import as_size, jax_array, wrong_type, wrong_value
-from .._base.precision import saturated
+from .._base.precision import accumulation_dtype, saturated
 from .._base.sharding import parts, split_as
 from .._base.state import unchanged
 
@@ -46,6 +48,8 @@ class KVCache(Module):
     - `length`: int32, shape `()`. The number of tokens seen, which is the position of the
         next one: the `offset` of a positional encoding.
     - `overflow`: static. `"error"`, or `"ring"`, see `init_cache`.
+    - `key_scale`, `value_scale`: bfloat16, shape `(max_length, kv_heads)`, if `key` and
+        `value` are int8, which are multiplied by them; else `None`.
 
     None of the arrays is trainable. A batch of sequences has a cache with a leading axis on
     all arrays, made by `jax.vmap(lambda _: attention.init_cache(n))(jnp.arange(batch))`
@@ -80,6 +84,8 @@ class KVCache(Module):
     position: Array = field(trainable=False)
     length: Array = field(trainable=False)
     overflow: Literal["error", "ring"] = field(static=True, default="error")
+    key_scale: Array | None = field(trainable=False, default=None)
+    value_scale: Array | None = field(trainable=False, default=None)
 
     _in_dtype = unchanged  # in another `precision`
 
@@ -163,13 +169,15 @@ def empty_cache(
     # Under `jit`, for a batch that is split over explicit axes, JAX 0.10 to 0.12 does not
     # split a scalar constant like other arrays.
     length = jnp.squeeze(jnp.zeros((1,), jnp.int32))
-    return KVCache(
-        key=jnp.broadcast_to(key, (max_length, *key.shape[1:])),
-        value=jnp.broadcast_to(value, (max_length, *value.shape[1:])),
-        position=jnp.full((max_length,), -1, jnp.int32),
-        length=length,
-        overflow=overflow,
-    )
+    tokens = {"key": key, "value": value}
+    if key.dtype == jnp.int8:
+        scales = (x.max(-1).astype(jnp.bfloat16) for x in (key, value))
+        tokens |= zip(("key_scale", "value_scale"), scales, strict=True)
+    slots = {
+        n: jnp.broadcast_to(x, (max_length, *x.shape[1:])) for n, x in tokens.items()
+    }
+    position = jnp.full((max_length,), -1, jnp.int32)
+    return KVCache(**slots, position=position, length=length, overflow=overflow)
 
 
 class Rows:
@@ -270,33 +278,57 @@ class Seen(NamedTuple):
             f"The KVCache has slots for {slots} tokens, but was given more. Make a longer "
             "one with `init_cache`, or one with `overflow='ring'`.",
         )
-        kept = cache.key, cache.value, cache.position
-        return KVCache(*kept, length, cache.overflow), out
+        return dataclasses.replace(cache, length=length), out
 
 
 def extended(cache: KVCache, key: Array, value: Array) -> Seen:
     """The cached tokens with the new ones, in the dtypes of `key` and `value`."""
     _check_new(cache, key, value)
-    dtypes = key.dtype, value.dtype
-    key, value = saturated(key, cache.key.dtype), saturated(value, cache.value.dtype)
-    new, slots = key.shape[0], cache.key.shape[0]
-    position = new_positions(cache, new)
-    old = jax_array(cache.key), jax_array(cache.value), jax_array(cache.position)
-    pairs = list(zip(old, (key, value, position), strict=True))
-    if cache.overflow == "error" or new == 1:
+    number, slots = key.shape[0], cache.key.shape[0]
+    position = new_positions(cache, number)
+    new: dict[str, Any] = {"position": position}
+    new["key"], new["key_scale"] = _narrowed(key, cache.key.dtype)
+    new["value"], new["value_scale"] = _narrowed(value, cache.value.dtype)
+    old = {name: jax.tree.map(jax_array, getattr(cache, name)) for name in new}
+    if cache.overflow == "error" or number == 1:
         start = cache.length if cache.overflow == "error" else cache.length % slots
-        seen = updated = [_updated(*pair, start) for pair in pairs]
+        update = functools.partial(_updated, start=start)
+        seen = updated = jax.tree.map(update, old, new)
     else:
         # If there are more tokens than slots, only the last ones are kept.
-        kept = slice(max(new - slots, 0), None)
+        kept = slice(max(number - slots, 0), None)
         start, indices = slots, position[kept] % slots
-        updated = [_written(a, indices, b[kept]) for a, b in pairs]
-        seen = [jnp.concatenate(pair) for pair in pairs]
-    length = jax_array(cache.length) + new
-    key, value, position = updated
-    next_cache = KVCache(key, value, position, length, cache.overflow)
-    keys, values = seen[0].astype(dtypes[0]), seen[1].astype(dtypes[1])
-    return Seen(keys, values, seen[2], start, next_cache)
+        updated = jax.tree.map(lambda a, b: _written(a, indices, b[kept]), old, new)
+        seen = jax.tree.map(lambda *pair: jnp.concatenate(pair), old, new)
+    length = jax_array(cache.length) + number
+    next_cache = dataclasses.replace(cache, **updated, length=length)
+    keys = _widened(seen["key"], seen["key_scale"], key.dtype)
+    values = _widened(seen["value"], seen["value_scale"], value.dtype)
+    return Seen(keys, values, seen["position"], start, next_cache)
+
+
+def _narrowed(x: Array, dtype: Any) -> tuple[Array, Array | None]:
+    """Keys or values as a cache stores them, and their scale for each token and head."""
+    if dtype != jnp.int8:
+        return saturated(x, dtype), None
+    single = jnp.finfo(jnp.float32)
+    bound = min(float(single.max), float(jnp.finfo(x.dtype).max))
+    x = jnp.clip(x.astype(accumulation_dtype(x)), -bound, bound).astype(jnp.float32)
+    # At least a normal number: XLA would take a subnormal one for zero.
+    scale = jnp.maximum(jnp.max(jnp.abs(x), -1) / 127, 2 * single.tiny)
+    scale = scale.astype(jnp.bfloat16)
+    steps = jnp.round(x / scale.astype(jnp.float32)[..., None])
+    return jnp.clip(steps, -127, 127).astype(jnp.int8), scale
+
+
+def _widened(x: Array, scale: Array | None, dtype: Any) -> Array:
+    if scale is None:
+        return x.astype(dtype)
+    wide = jnp.promote_types(dtype, jnp.float32)
+    x = x.astype(wide) * scale.astype(wide)[..., None]
+    # The scale may have been rounded up.
+    bounds = jnp.finfo(dtype)
+    return jnp.clip(x, float(bounds.min), float(bounds.max)).astype(dtype)
 
 
 def _updated(slots: Array, tokens: Array, start: ArrayLike) -> Array:
@@ -317,7 +349,7 @@ def _written(slots: Array, indices: Array, tokens: Array) -> Array:
 def cut(cache: KVCache, n: Array) -> KVCache:
     """`cache.truncate(n)` without its checks."""
     position = jnp.where(cache.position < n[..., None], cache.position, -1)
-    return KVCache(cache.key, cache.value, position, n, cache.overflow)
+    return dataclasses.replace(cache, position=position, length=n)
 
 
 def new_positions(cache: KVCache, number: int) -> Array:

@@ -147,8 +147,13 @@ def is_real(node: Any) -> bool:
 
 def is_half(*nodes: Any) -> bool:
     """Whether these are arrays that promote to a real dtype of less than 32 bits."""
-    if not all(map(is_array, nodes)):
-        return False
+    smallest = 4
+    for x in nodes:
+        if not is_array(x):
+            return False
+        smallest = min(smallest, x.dtype.itemsize)
+    if smallest == 4:
+        return False  # arrays of 4 bytes promote to none of fewer
     dtype = jnp.result_type(*nodes)
     return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
 
@@ -195,7 +200,7 @@ def in_float32(fun: Callable[..., Array], *arrays: Any) -> Array:
         assert grads.weight.tolist() == [1000, 1000, 1000]
         ```
     """
-    arrays = tuple(jax_array(x) for x in arrays)
+    arrays = tuple(map(jax_array, arrays))
     if not is_half(*arrays):
         return fun(*arrays)
     dtype = jnp.result_type(*arrays)

@@ -86,6 +86,8 @@ def product(
 ) -> Array:
     """`plain(x, weight)`, which must be `weight @ x`, split by `out_sharding`."""
     weight = thawed(weight)
+    if out_sharding is None and not any(jax.typeof(x).sharding.spec):
+        return plain(x, weight)
     if not is_array(weight) or weight.ndim != 2:
         return placed(plain, out_sharding, x, weight)
     (features,) = parts(x)

@@ -1,5 +1,6 @@
 """`Dropout` and `PReLU`, which treat each element alike."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -96,7 +97,8 @@ class Dropout(Module):
 
         - `x`: an array of any shape.
         - `key`: a PRNG key that decides which elements are dropped. Not needed at
-            inference. Under a `jax.vmap` over examples that are split over the explicit
+            inference. Under `jax.vmap` pass a key for each example: one key drops the
+            same elements of all of them. Where the examples are split over the explicit
             axes of a mesh, the keys must be split in the same way:
             `jax.sharding.reshard(keys, PartitionSpec("data"))`.
         - `inference`: overrides the layer's own, unless it is `None`.
@@ -140,13 +142,18 @@ def _drop(x: Array, dropout: Dropout, key: PRNGKeyArray) -> Array:
         if jnp.ndim(keep):
             mask = jax.random.bernoulli(key, keep, shape)
         else:  # the same numbers
-            mask = draw(jax.random.uniform, key, shape, jnp.result_type(keep)) < keep
+            mask = _mask(key, keep, shape)
     # If nothing is kept, the mask would hide `x / 0`, but its gradient would be NaN.
     if isinstance(keep, float):
         divisor = keep if keep > 0 else 1.0
     else:
         divisor = jnp.where(keep > 0, keep, 1).astype(x.dtype)
     return jnp.where(mask, x / divisor, 0)
+
+
+@functools.partial(jax.jit, static_argnames="shape", inline=True)
+def _mask(key: PRNGKeyArray, keep: Any, shape: tuple[int, ...]) -> Array:
+    return draw(jax.random.uniform, key, shape, jnp.result_type(keep)) < keep
 
 
 def _check_range(p: Any) -> None:
@@ -237,4 +244,9 @@ class PReLU(Module):
         """
         x = as_array(self, "x", x)
         slope = like(jax_array(self.negative_slope), x)
-        return in_float32(lambda a, x: jnp.where(x >= 0, x, a * x), slope, x)
+        return in_float32(_rectified, slope, x)
+
+
+@functools.partial(jax.jit, inline=True)
+def _rectified(slope: Array, x: Array) -> Array:
+    return jnp.where(x >= 0, x, slope * x)

@@ -1,5 +1,6 @@
 """Embeddings of indices and of positions: tables of vectors, sines and cosines."""
 
+import functools
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -498,11 +499,8 @@ class RotaryPositionalEmbedding(Module):
         """
         check_input(self, x, (None, self.embedding_size))
         x = jax_array(x)
-        frequencies = self.frequencies
-        if frequencies is None:
-            frequencies = powers(self.embedding_size, self.theta)
         places = row_positions(self, x.shape[0], offset, positions)
-        cos, sin = map(_unfused, cos_and_sin(frequencies, places, self.dtype))
+        cos, sin = _of_pairs(self, places)
         if self.interleaved:
             # Not -1, which is ambiguous if there are no rows.
             pairs = x.reshape(*x.shape[:-1], self.embedding_size // 2, 2)
@@ -644,6 +642,14 @@ def cos_and_sin(
     positions = positions.astype(jnp.result_type(float))
     angles = positions[:, None] * jnp.asarray(frequencies, float)[None, :]
     return jnp.cos(angles).astype(dtype), jnp.sin(angles).astype(dtype)
+
+
+@functools.partial(jax.jit, inline=True)
+def _of_pairs(layer: RotaryPositionalEmbedding, positions: Array) -> list[Array]:
+    frequencies = layer.frequencies
+    if frequencies is None:
+        frequencies = powers(layer.embedding_size, layer.theta)
+    return [_unfused(x) for x in cos_and_sin(frequencies, positions, layer.dtype)]
 
 
 def _unfused(x: Array) -> Array:

@@ -10,7 +10,7 @@ import math
 import operator
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +46,7 @@ from .._base.checks import (
     jax_array,
     wrong_shape,
     wrong_type,
+    wrong_value,
 )
 from .._base.init import key_named
 from .._base.precision import accumulation_dtype
@@ -76,6 +77,7 @@ def generate(
     *,
     key: PRNGKeyArray | None = None,
     prompt_length: ArrayLike | None = None,
+    pad_side: Literal["left", "right"] = "right",
     temperature: ArrayLike = 1.0,
     top_k: int | None = None,
     top_p: ArrayLike | None = None,
@@ -96,8 +98,8 @@ def generate(
         next cache. A Module, or a function that is defined once: each new `lambda` is
         compiled again. Switch off its dropout by [`equinox_like.nn.inference_mode`][].
     - `prompt`: integers of shape `(length,)`, or `(batch, length)`, with at least one
-        token. Prompts of different lengths are padded at the end, on the right, with
-        any tokens.
+        token. Prompts of different lengths are padded with any tokens; `prompt_length`
+        and `pad_side` say where.
     - `cache`: a pytree of [`equinox_like.nn.KVCache`][]s, with a leading axis of the batch
         on all arrays if there is one. It need not be empty. It is donated: its arrays are
         deleted, and those that are returned take their place.
@@ -109,6 +111,9 @@ def generate(
     - `prompt_length`: the number of tokens of each prompt that are not padding: integers
         of shape `()`, or `(batch,)`; by default all. Each length of the padded prompts
         compiles a program, so pad prompts to a few lengths.
+    - `pad_side`: the side of the padding. With `"left"`, as tokenizers of
+        `transformers` often pad, the tokens are moved to the front before the model sees
+        them, so their positions start at 0.
     - `temperature`, `top_k`, `top_p`, `repetition_penalty`: as for
         [`equinox_like.nn.sample_logits`][]. The penalty is for the tokens of the prompt and
         the new ones. Another program is compiled only for another `top_k`, and for
@@ -200,8 +205,15 @@ def generate(
         tokens = [_checked_int("generate", "end_token", x, 0) for x in many]
         ends = jax.device_put(np.array(tokens, np.int32))
     pad = jax.device_put(np.int32(_checked_int("generate", "pad_token", pad_token, 0)))
-    options = _Options(steps, sampling, ends, pad)
     length = _checked_length(prompt_length, prompt.shape)
+    if pad_side not in ("left", "right"):
+        raise wrong_value("`generate`", "'left' or 'right'", "pad_side", pad_side)
+    if pad_side == "left" and length is None:
+        raise ValueError(
+            "`generate` with `pad_side='left'` needs a `prompt_length`, the number of "
+            "tokens of each prompt that are not padding: `attention_mask.sum(-1)`."
+        )
+    options = _Options(steps, sampling, ends, pad, pad_side)
     arguments = [model], prompt, length, cache, key, options
     if type(model) is types.FunctionType:
         # What was compiled for it is freed with it, and with what it reads.
@@ -214,6 +226,7 @@ class _Options(NamedTuple):
     sampling: dict[str, Any]
     end_tokens: Array | None
     pad_token: Any
+    pad_side: str
 
 
 def _generate(
@@ -242,6 +255,8 @@ def _row(
     model: Any, prompt: Array, length: Any, cache: Any, key: Any, options: _Options
 ) -> Generation:
     """The generation of one prompt."""
+    if options.pad_side == "left":
+        prompt = jnp.roll(prompt, length)
     token = prompt[-1] if length is None else prompt[length - 1]
     seen = _seen_in_prompt(model, prompt, length, cache, options)
     cache = _prefilled(model, prompt, length, cache)
