@@ -168,8 +168,8 @@ class Restore(_ocp.args.CheckpointArgs):
     - `like`: a tree with the structure, shapes and dtypes of what was saved. Its leaves may
         be `jax.ShapeDtypeStruct`s, as [`equinox_like.filter_eval_shape`][] makes them.
     - `shardings`: a device, a sharding, or a prefix tree of these, such as
-        [`equinox_like.shardings`][] makes of `like`. The mesh may differ from that of
-        the saved arrays. Where it is `None`, arrays go where those of `like` are. It is
+        [`equinox_like.Layout.shardings`][] makes of `like`. The mesh may differ from that
+        of the saved arrays. Where it is `None`, arrays go where those of `like` are. It is
         needed for arrays that were saved from several devices, if `like` has structs.
     - `at`: a pattern for paths, or a sequence of patterns: only nodes that match are
         read, with all that is below them. Other leaves come from `like`.

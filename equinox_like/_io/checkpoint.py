@@ -151,9 +151,9 @@ def load(
         several processes, each process reads and checks only the pieces of 1 MiB that
         contain its own shards, or without `verify` only the shards.
     - `shardings`: a device, a sharding, or a prefix tree of these, such as
-        [`equinox_like.shardings`][] makes of `like`. It takes precedence over where the
-        arrays of `like` are. Where it is `None`, `like` decides. An array that was saved
-        from several devices needs one or the other, if there are several devices.
+        [`equinox_like.Layout.shardings`][] makes of `like`. It takes precedence over where
+        the arrays of `like` are. Where it is `None`, `like` decides. An array that was
+        saved from several devices needs one or the other, if there are several devices.
     - `rename`: from a path in `like`, such as `"layers[0].weight"`, to the path in the
         file: a dictionary of those that differ, or a function for all.
 

@@ -77,7 +77,7 @@ def shardings_for(like: Any, shardings: Any) -> list[Sharding | None]:
 
 HOMELESS: Final = (
     "was saved from several devices, and nothing says where to place it now: pass "
-    "`shardings`, such as `equinox_like.shardings(like, mesh, rules)` or "
+    "`shardings`, such as `equinox_like.Layout(mesh, rules).shardings(like)` or "
     "`jax.devices()[0]`, or give the structs of `like` a `sharding`"
 )
 
@@ -113,8 +113,8 @@ def sharding_for(path: tuple[Any, ...], leaf: Any, spec: Any) -> Sharding | None
     if not isinstance(spec, Sharding):
         raise LeafError(
             f"`shardings` gives {spec!r} for {name}: it must be a device, or a "
-            "`jax.sharding.Sharding`, such as `equinox_like.shardings` makes from "
-            "rules.",
+            "`jax.sharding.Sharding`, such as `equinox_like.Layout.shardings` "
+            "makes from rules.",
             path,
         )
     try:

@@ -66,7 +66,7 @@ def test_template_that_does_not_say_where_is_an_error(tmp_path, name, where):
     tree = make(where)
     save(tmp_path / name, tree)
     for like in eqx.filter_eval_shape(lambda: tree), structs():
-        match = r"from several devices.*`equinox_like.shardings\(like, mesh, rules\)`"
+        match = r"from several devices.*Layout\(mesh, rules\).shardings\(like\)`"
         with pytest.raises(eqx.LeafError, match=match) as e:
             load(tmp_path / name, like)
         assert jtu.keystr(e.value.path) == "['key']" and "['key']" in str(e.value)
