@@ -7,6 +7,7 @@ import jax
 
 from . import (
     checks,
+    convolutions,
     dispatch,
     eager,
     flax_networks,
@@ -42,6 +43,7 @@ SUBJECTS = {
     "construction": modules.run_construction,
     "eager": eager.run,
     "layers": layers.run,
+    "convolutions": convolutions.run,
     "checks": checks.run,
     "generation": generation.run,
     "loops": loops.run,

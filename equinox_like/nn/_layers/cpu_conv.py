@@ -82,17 +82,17 @@ def _by_xla(windows: Windows, x: Array, weight: Array) -> Array:
 def _by_platform(windows: Windows, tangent: _Tangent, x: Array, weight: Array) -> Array:
     if _is_fast(windows, tangent):
         return _by_xla(windows, x, weight)
-    on_cpu = functools.partial(_on_cpu, windows, tangent)
+    # With checkpoints the gradient keeps `x` and the weight, instead of a slice of `x` for
+    # each tap.
+    checkpoint = functools.partial(jax.checkpoint, prevent_cse=False)
+    on_cpu = checkpoint(functools.partial(_on_cpu, windows, tangent))
     elsewhere = functools.partial(_by_xla, windows)
-    run = functools.partial(lax.platform_dependent, cpu=on_cpu, default=elsewhere)
     known = [y for y in map(known_array, (x, weight)) if y is not None]
     if known:
         (platform,) = {device.platform for device in known[0].devices()}
-        run = on_cpu if platform == "cpu" else elsewhere
-    # Otherwise the gradient would keep the slices of `x`, as many as taps.
-    return (run if tangent is None else jax.checkpoint(run, prevent_cse=False))(
-        x, weight
-    )
+        return (on_cpu if platform == "cpu" else elsewhere)(x, weight)
+    run = functools.partial(lax.platform_dependent, cpu=on_cpu, default=elsewhere)
+    return (run if tangent is None else checkpoint(run))(x, weight)
 
 
 @functools.partial(_by_platform.defjvp, symbolic_zeros=True)
