@@ -107,8 +107,9 @@ def of_jax(case: Case) -> list[Any]:
 
     def convolve(weight: jax.Array, x: jax.Array) -> jax.Array:
         pads = [(added, added)] * case.ndim
-        groups = {"feature_group_count": case.groups}
-        return jax.lax.conv_general_dilated(x, weight, window, pads, dilation, **groups)
+        return jax.lax.conv_general_dilated(
+            x, weight, window, pads, dilation, feature_group_count=case.groups
+        )
 
     return of_function(convolve, weight, jax.random.normal(KEY, case.shape))
 

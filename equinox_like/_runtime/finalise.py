@@ -60,8 +60,9 @@ def register_impl_finalisation(prim: Any) -> None:
 def finalise_fn(fn: Callable[..., Any]) -> Callable[..., Any]:
     """A function that computes the same without any primitive of this library.
 
-    Of a `jax.lax.platform_dependent`, the default is taken. Apply it last. Derivatives of the returned function may silently be wrong, because
-    the rules of `jax.custom_jvp` functions and `stop_gradient` are removed.
+    Of a `jax.lax.platform_dependent` the default is taken. Apply it last. Derivatives of
+    the returned function may silently be wrong, because the rules of `jax.custom_jvp`
+    functions and `stop_gradient` are removed.
 
     **Arguments:**
 

@@ -121,8 +121,9 @@ def _convolved(
                 f"{weight.dtype}; got {x.dtype}. Convert it by "
                 f"`x.astype({str(weight.dtype)!r})`."
             )
-        steps = tuple(map(tuple, pairs)), lhs_dilation, conv.dilation
-        moves = Windows(strides, *steps, conv.groups, conv.preferred_element_type)
+        added = tuple((low, high) for low, high in pairs)
+        axes = strides, added, lhs_dilation, conv.dilation
+        moves = Windows(*axes, conv.groups, conv.preferred_element_type)
         y = convolve(moves, padded, weight).astype(x.dtype)
         # The flag decides, not whether the bias is `None`.
         return in_float32(jnp.add, y, bias) if conv.use_bias else y

@@ -15,7 +15,7 @@ A program for another platform holds the convolution of JAX.
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final, Literal, NamedTuple
 
 import jax
@@ -30,7 +30,7 @@ from .._base.precision import accumulation_dtype
 from .._base.sharding import explicit_mesh
 
 _MOST_TAPS: Final = 64
-"""More take longer to compile than they save: a second for each hundred."""
+"""Each tap is compiled. Kernels with more of them keep the convolution of JAX."""
 
 
 class Windows(NamedTuple):
@@ -116,8 +116,11 @@ def _is_fast(windows: Windows, tangent: _Tangent) -> bool:
 def _on_cpu(windows: Windows, tangent: _Tangent, x: Array, weight: Array) -> Array:
     dtype = windows.dtype or x.dtype
     wide = jnp.promote_types(accumulation_dtype(x, weight), dtype)
-    x, weight = x.astype(wide), weight.astype(wide)
-    return _rewritten(windows._replace(dtype=None), tangent, x, weight).astype(dtype)
+    # Otherwise XLA would compute the sums again in each operation that takes the result,
+    # or, in the backward pass, its cotangent.
+    x, weight = (lax.optimization_barrier(y.astype(wide)) for y in (x, weight))
+    y = _rewritten(windows._replace(dtype=None), tangent, x, weight)
+    return lax.optimization_barrier(y.astype(dtype))
 
 
 def _rewritten(windows: Windows, tangent: _Tangent, x: Array, weight: Array) -> Array:
@@ -226,11 +229,14 @@ def _along_first_axis(
     windows: Windows, tangent: _Tangent, x: Array, weight: Array
 ) -> Array:
     """The convolution over the other axes at each position of the first one."""
-    lists, rest = windows[:4], windows[4:]
-    other: Callable[..., Array] = functools.partial(
-        _rewritten, Windows(*(axes[1:] for axes in lists), *rest), tangent
+    others = windows._replace(
+        strides=windows.strides[1:],
+        padding=windows.padding[1:],
+        lhs_dilation=windows.lhs_dilation[1:],
+        rhs_dilation=windows.rhs_dilation[1:],
     )
-    return jax.vmap(other, in_axes=(1, None), out_axes=1)(x, weight)
+    convolve_one = functools.partial(_rewritten, others, tangent)
+    return jax.vmap(convolve_one, in_axes=(1, None), out_axes=1)(x, weight)
 
 
 def _reach(windows: Windows, weight: Array) -> list[int]:
