@@ -199,6 +199,12 @@ def test_preferred_element_type_is_wide_enough(x64, build, draw) -> None:
     assert (layer(x) == expected).all()
 
 
+def test_layer_without_outputs(build, draw) -> None:
+    for cls, shape in ((nn.Conv2d, (4, 6, 6)), (nn.Conv3d, (4, 6, 6, 6))):
+        layer = build(cls, 4, 0, 3, groups=2)
+        assert layer(draw(*shape)).shape == (0, *(4,) * (len(shape) - 1))
+
+
 def test_numbers_of_one_group_do_not_reach_another(key) -> None:
     layer = nn.Conv2d(4, 4, 3, groups=2, padding=1, key=key)
     out = layer(jnp.ones((4, 5, 5)).at[0].set(jnp.nan))

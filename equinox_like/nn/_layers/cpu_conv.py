@@ -59,9 +59,9 @@ def convolve(windows: Windows, x: Array, weight: Array) -> Array:
     is_real = all(jnp.issubdtype(y.dtype, jnp.floating) for y in (x, weight))
     if not (is_slow and is_real and math.prod(kernel[-2:]) <= _MOST_TAPS):
         return _by_xla(windows, x, weight)
-    if explicit_mesh(x, weight) is not None:
+    if weight.size == 0 or explicit_mesh(x, weight) is not None:
         return _by_xla(windows, x, weight)
-    return _by_platform(windows, None, x, weight)
+    return _chosen(windows, None, x, weight)
 
 
 def _by_xla(windows: Windows, x: Array, weight: Array) -> Array:
@@ -79,7 +79,7 @@ def _by_xla(windows: Windows, x: Array, weight: Array) -> Array:
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _by_platform(windows: Windows, tangent: _Tangent, x: Array, weight: Array) -> Array:
+def _chosen(windows: Windows, tangent: _Tangent, x: Array, weight: Array) -> Array:
     if _is_fast(windows, tangent):
         return _by_xla(windows, x, weight)
     # With checkpoints the gradient keeps `x` and the weight, instead of a slice of `x` for
@@ -89,20 +89,21 @@ def _by_platform(windows: Windows, tangent: _Tangent, x: Array, weight: Array) -
     elsewhere = functools.partial(_by_xla, windows)
     known = [y for y in map(known_array, (x, weight)) if y is not None]
     if known:
+        # The call is not part of a program.
         (platform,) = {device.platform for device in known[0].devices()}
         return (on_cpu if platform == "cpu" else elsewhere)(x, weight)
     run = functools.partial(lax.platform_dependent, cpu=on_cpu, default=elsewhere)
     return (run if tangent is None else checkpoint(run))(x, weight)
 
 
-@functools.partial(_by_platform.defjvp, symbolic_zeros=True)
+@functools.partial(_chosen.defjvp, symbolic_zeros=True)
 def _(windows: Windows, tangent: _Tangent, primals: Any, tangents: Any) -> Any:
     (x, weight), (dx, dw) = primals, tangents
-    y, terms = _by_platform(windows, tangent, x, weight), []
+    y, terms = _chosen(windows, tangent, x, weight), []
     if not isinstance(dx, SymbolicZero):
-        terms.append(_by_platform(windows, "x", dx, weight))
+        terms.append(_chosen(windows, "x", dx, weight))
     if not isinstance(dw, SymbolicZero):
-        terms.append(_by_platform(windows, "weight", x, dw))
+        terms.append(_chosen(windows, "weight", x, dw))
     return y, functools.reduce(jnp.add, terms) if terms else jnp.zeros_like(y)
 
 
@@ -127,7 +128,7 @@ def _rewritten(windows: Windows, tangent: _Tangent, x: Array, weight: Array) -> 
     is_depthwise = weight.shape[1] == 1 and windows.groups > 1
     if len(windows.strides) > 2 and not is_depthwise:
         is_transposed = windows.lhs_dilation[0] > 1
-        remove = _first_axis_to_outputs if is_transposed else _first_axis_to_inputs
+        remove = _to_outputs if is_transposed else _to_inputs
         return remove(windows, tangent, x, weight)
     if _is_fast(windows, tangent):
         return _by_xla(windows, x, weight)
@@ -193,9 +194,8 @@ def _product(x: Array, w: Array) -> Array:
     return y.reshape(groups * outputs, *space)
 
 
-def _first_axis_to_inputs(
-    windows: Windows, tangent: _Tangent, x: Array, weight: Array
-) -> Array:
+def _to_inputs(windows: Windows, tangent: _Tangent, x: Array, weight: Array) -> Array:
+    """Without the first axis: what each of its taps sees of `x` is an input channel."""
     x = _padded(x, [windows.padding[0]])
     size, step, dilation = weight.shape[2], windows.strides[0], windows.rhs_dilation[0]
     span = x.shape[1] - dilation * (size - 1)
@@ -205,15 +205,14 @@ def _first_axis_to_inputs(
     ]
     x = jnp.stack(seen, 1).reshape(-1, *seen[0].shape[1:])
     weight = weight.reshape(weight.shape[0], -1, *weight.shape[3:])
-    return _along_first_axis(windows, tangent, x, weight)
+    return _over_others(windows, tangent, x, weight)
 
 
-def _first_axis_to_outputs(
-    windows: Windows, tangent: _Tangent, x: Array, weight: Array
-) -> Array:
+def _to_outputs(windows: Windows, tangent: _Tangent, x: Array, weight: Array) -> Array:
+    """The same if it is transposed: each tap has output channels of its own."""
     outputs, _, size, *kernel = weight.shape
     by_tap = jnp.moveaxis(weight, 2, 1).reshape(outputs * size, -1, *kernel)
-    y = _along_first_axis(windows, tangent, x, by_tap)
+    y = _over_others(windows, tangent, x, by_tap)
     y = y.reshape(outputs, size, *y.shape[1:])
     dilation, (low, high) = windows.rhs_dilation[0], windows.padding[0]
     offsets = range(0, dilation * size, dilation)
@@ -225,9 +224,7 @@ def _first_axis_to_outputs(
     )
 
 
-def _along_first_axis(
-    windows: Windows, tangent: _Tangent, x: Array, weight: Array
-) -> Array:
+def _over_others(windows: Windows, tangent: _Tangent, x: Array, weight: Array) -> Array:
     """The convolution over the other axes at each position of the first one."""
     others = windows._replace(
         strides=windows.strides[1:],
