@@ -180,7 +180,7 @@ def test_long_kernels_and_dense_layers_take_one_form(key) -> None:
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("cls", [nn.Conv1d, nn.ConvTranspose1d])
-def test_half_precision_is_summed_in_float32(cls, dtype, key) -> None:
+def test_half_precision_is_summed_in_float32(cls, dtype, key, strict) -> None:
     layer = cls(2, 2, 3, 2, groups=2, dtype=dtype, key=key)
     size = 2001 if cls is nn.Conv1d else 1000
     xs = jnp.ones((2, size), dtype)

@@ -116,7 +116,7 @@ def _is_fast(windows: Windows, tangent: _Tangent) -> bool:
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _on_cpu(windows: Windows, tangent: _Tangent, x: Array, weight: Array) -> Array:
     dtype = windows.dtype or x.dtype
-    wide = jnp.promote_types(accumulation_dtype(x, weight), dtype)
+    wide = accumulation_dtype(x, weight, jnp.zeros((), dtype))
     # Otherwise XLA would compute the sums again in each operation that takes the result,
     # or, in the backward pass, its cotangent.
     x, weight = (lax.optimization_barrier(y.astype(wide)) for y in (x, weight))
