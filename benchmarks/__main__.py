@@ -8,6 +8,7 @@ import jax
 from . import (
     checkpoints,
     checks,
+    convolutions,
     dispatch,
     eager,
     flax_networks,
@@ -45,6 +46,7 @@ SUBJECTS = {
     "construction": modules.run_construction,
     "eager": eager.run,
     "layers": layers.run,
+    "convolutions": convolutions.run,
     "checks": checks.run,
     "generation": generation.run,
     "loops": loops.run,

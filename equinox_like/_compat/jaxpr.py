@@ -163,6 +163,14 @@ def programs_in(params: dict[str, Any]) -> list[Any]:
     return [x for x in leaves if is_program(x)]
 
 
+def programs_on_one_platform(params: dict[str, Any]) -> list[Any]:
+    """The same, but of `jax.lax.platform_dependent` only the default."""
+    platforms = params.get("branches_platforms") or ()
+    if None not in platforms:
+        return programs_in(params)
+    return [params["branches"][platforms.index(None)]]
+
+
 def is_closed(program: Any) -> bool:
     """Whether a jaxpr holds its constants. On jax 0.12 every jaxpr does."""
     return hasattr(program, "consts")

@@ -36,6 +36,8 @@ primitive_finalisations: Final[dict[Any, Callable[..., Any]]] = finalisations
 """From primitives to their replacements. `replacement(*arrays, **params)` must return
 what `prim.bind(*arrays, **params)` would. You may add primitives of your own."""
 
+_REMOVED: Final = "stop_gradient", "custom_jvp_call", "platform_index"
+
 
 def register_impl_finalisation(prim: Any) -> None:
     """Registers a primitive's `impl` as its replacement. JAX must be able to trace it.
@@ -58,8 +60,9 @@ def register_impl_finalisation(prim: Any) -> None:
 def finalise_fn(fn: Callable[..., Any]) -> Callable[..., Any]:
     """A function that computes the same without any primitive of this library.
 
-    Apply it last. Derivatives of the returned function may silently be wrong, because
-    the rules of `jax.custom_jvp` functions and `stop_gradient` are removed.
+    Of a `jax.lax.platform_dependent` the default is taken. Apply it last. Derivatives of
+    the returned function may silently be wrong, because the rules of `jax.custom_jvp`
+    functions and `stop_gradient` are removed.
 
     **Arguments:**
 
@@ -171,6 +174,10 @@ def _run(jaxpr: Any, equation: Any, args: list[Any]) -> Sequence[Any]:
     name, params = name_and_params(equation)
     if name == "stop_gradient":
         return args
+    if name == "platform_index" and None in params["platforms"]:
+        return [params["platforms"].index(None)]
+    if name == "cond" and isinstance(args[0], int):
+        return finalise_jaxpr_as_fn(params["branches"][args[0]])(*args[1:])
     if name == "custom_jvp_call":
         return finalise_jaxpr_as_fn(params["call_jaxpr"])(*args)
     replacement = primitive_finalisations.get(equation.primitive)
@@ -214,7 +221,7 @@ def _needs_finalising(param: Any) -> bool:
             name, params = name_and_params(equation)
             if (
                 equation.primitive in primitive_finalisations
-                or name in ("stop_gradient", "custom_jvp_call")
+                or name in _REMOVED
                 or any(map(_needs_finalising, params.values()))
             ):
                 return True

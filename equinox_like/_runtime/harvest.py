@@ -37,6 +37,7 @@ from .._compat.jaxpr import (
     name_and_params,
     opened,
     programs_in,
+    programs_on_one_platform,
     run_equation,
     scan_sizes,
     scopes_of,
@@ -449,7 +450,7 @@ def layer_rows(model: Any, args: Any, kwargs: Any) -> tuple[list[LayerRow], int]
             number = times * _operations(name, params, equation)
             operations.update(dict.fromkeys(within, number))
             steps = [params["length"]] if name in ("scan", "Scan3") else []
-            for inner in programs_in(params):
+            for inner in programs_on_one_platform(params):
                 read(inner, times * math.prod(steps), (*axes, *steps), within)
 
     inputs = map_modules(model, watched), args, kwargs

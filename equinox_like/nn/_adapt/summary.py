@@ -220,7 +220,8 @@ def summary(
     dtypes of its output, its operations, and their share of all. Operations are the
     multiplications and additions of matrix products and convolutions, in the jaxpr of
     the call. The body of a `jax.lax.while_loop` counts once, and each branch of a
-    `jax.lax.cond`. The model is traced, and nothing is computed.
+    `jax.lax.cond`, but of a `jax.lax.platform_dependent` only the default. The model is
+    traced, and nothing is computed.
 
     **Raises:**
 

@@ -27,6 +27,7 @@ from .._base.checks import (
 from .._base.init import Init, channels_first, first_values
 from .._base.precision import computes, in_float32
 from .._base.sharding import parts, placed
+from .cpu_conv import Windows, convolve
 
 Padding = str | int | Sequence[int] | Sequence[tuple[int, int]]
 
@@ -95,8 +96,8 @@ def _convolved(
     x: ArrayLike,
     pad: Callable[[Any, Array, Sequence[int]], tuple[Array, Any]],
     out_sharding: PartitionSpec | None,
-    strides: Sequence[int],
-    lhs_dilation: Sequence[int],
+    strides: tuple[int, ...],
+    lhs_dilation: tuple[int, ...],
 ) -> Array:
     """Calls a layer. `pad(conv, x, kernel_size)` returns `x`, padded with elements of its
     own if the mode says so, and the padding with zeros, which JAX adds."""
@@ -120,17 +121,10 @@ def _convolved(
                 f"{weight.dtype}; got {x.dtype}. Convert it by "
                 f"`x.astype({str(weight.dtype)!r})`."
             )
-        y = jax.lax.conv_general_dilated(
-            jax.lax.expand_dims(padded, (0,)),
-            weight,
-            strides,
-            padding,
-            lhs_dilation,
-            rhs_dilation=conv.dilation,
-            feature_group_count=conv.groups,
-            preferred_element_type=conv.preferred_element_type,
-        )
-        y = jax.lax.squeeze(y, (0,)).astype(x.dtype)
+        added = tuple((low, high) for low, high in pairs)
+        axes = strides, added, lhs_dilation, conv.dilation
+        moves = Windows(*axes, conv.groups, conv.preferred_element_type)
+        y = convolve(moves, padded, weight).astype(x.dtype)
         # The flag decides, not whether the bias is `None`.
         return in_float32(jnp.add, y, bias) if conv.use_bias else y
 
