@@ -25,7 +25,6 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array
 
-from ..._compat.tracing import known_array
 from .._base.precision import accumulation_dtype
 from .._base.sharding import explicit_mesh
 
@@ -52,6 +51,8 @@ _Tangent = Literal["x", "weight"] | None
 """Which argument stands for a tangent: then the transpose has to be fast."""
 
 
+# Compiled, inline in a program of the user's: an operation of JAX by itself takes longer.
+@functools.partial(jax.jit, static_argnums=0, inline=True)
 def convolve(windows: Windows, x: Array, weight: Array) -> Array:
     """`jax.lax.conv_general_dilated` of an example `(channels, *space)`."""
     kernel = weight.shape[2:]
@@ -87,11 +88,6 @@ def _chosen(windows: Windows, tangent: _Tangent, x: Array, weight: Array) -> Arr
     checkpoint = functools.partial(jax.checkpoint, prevent_cse=False)
     on_cpu = checkpoint(functools.partial(_on_cpu, windows, tangent))
     elsewhere = functools.partial(_by_xla, windows)
-    known = [y for y in map(known_array, (x, weight)) if y is not None]
-    if known:
-        # The call is not part of a program.
-        (platform,) = {device.platform for device in known[0].devices()}
-        return (on_cpu if platform == "cpu" else elsewhere)(x, weight)
     run = functools.partial(lax.platform_dependent, cpu=on_cpu, default=elsewhere)
     return (run if tangent is None else checkpoint(run))(x, weight)
 
