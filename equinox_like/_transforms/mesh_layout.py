@@ -6,10 +6,10 @@ a `Context`, which `Layout.jit` enters while it traces, with the mesh: at each c
 would take as long as the call itself.
 """
 
-import functools
 import inspect
 import math
 import re
+import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -49,6 +49,7 @@ from .trace import filter_eval_shape
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+_F = TypeVar("_F")  # for jedi, as in `_jit/jit.py`
 _Tree = TypeVar("_Tree")
 _UNNAMED: Final = "."
 
@@ -405,9 +406,15 @@ class Layout:
 
     # Within a step
 
+    @typing.overload
     def jit(
-        self, fun: Any = NOT_GIVEN, /, *, follow: Any = None, **options: Any
-    ) -> Any:
+        self, fun: Callable[_P, _T], /, *, follow: Any = None, **options: Any
+    ) -> JittedMap[_P, _T]: ...
+    @typing.overload
+    def jit(
+        self, /, *, follow: Any = None, **options: Any
+    ) -> Callable[[Callable[_P, _T]], JittedMap[_P, _T]]: ...
+    def jit(self, fun: _F = NOT_GIVEN, /, *, follow: Any = None, **options: Any) -> _F:
         """[`equinox_like.filter_jit`][] of a function that is traced within this layout.
 
         In it [`equinox_like.gather`][] and [`equinox_like.constrain`][] have an effect. An
@@ -426,7 +433,7 @@ class Layout:
         or an array of this process alone: make them by `batch`.
         """
         if fun is NOT_GIVEN:
-            return functools.partial(self.jit, follow=follow, **options)
+            return typing.cast(Any, lambda fun: self.jit(fun, follow=follow, **options))
         donate = options.pop("donate", "none")
         is_of_several = getattr(self.mesh, "is_multi_process", False)
         kind: Any = _JittedByAll if is_of_several else JittedMap

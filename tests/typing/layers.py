@@ -101,6 +101,16 @@ made = eqx.Layout(mesh, []).init(eqx.nn.MLP, 8, 8, 8, 2, key=key)
 assert_type(made, eqx.nn.MLP)
 
 
+# A step within a layout has the arguments and the result of the function.
+@eqx.Layout(mesh, []).jit(donate="all")
+def step(model: eqx.nn.MLP, x: jax.Array) -> tuple[eqx.nn.MLP, jax.Array]:
+    return model, model(x)
+
+
+assert_type(step(mlp, x[0]), tuple[eqx.nn.MLP, jax.Array])
+step(mlp, "x")  # pyright: ignore[reportArgumentType]
+
+
 # The first flag that is not None may be an array, if a flag may be one.
 def flags(flag: bool | None, traced: bool | jax.Array | None) -> None:
     assert_type(eqx.is_inference(), bool)
