@@ -450,7 +450,7 @@ def _rank(b: Any) -> int:
 
 def drop_lora(model: _Tree, p: float, *, key: PRNGKeyArray) -> _Tree:
     """Drops inputs of the update of each [`equinox_like.nn.LoRA`][], as a dropout before
-    its $A$ would. The layer itself gets all of its inputs.
+    its `a` would. The layer itself gets all of its inputs.
 
     Call it in the loss function, so that the gradients are those of the model before:
 

@@ -121,7 +121,9 @@ def _convolved(
                 f"{weight.dtype}; got {x.dtype}. Convert it by "
                 f"`x.astype({str(weight.dtype)!r})`."
             )
-        added = tuple((low, high) for low, high in pairs)
+        # Of symbolic sizes, JAX computes the padding that a word stands for.
+        is_known = all(isinstance(size, int) for size in sizes)
+        added = tuple(map(tuple, pairs)) if is_known or pairs is padding else padding
         axes = strides, added, lhs_dilation, conv.dilation
         moves = Windows(*axes, conv.groups, conv.preferred_element_type)
         y = convolve(moves, padded, weight).astype(x.dtype)

@@ -36,7 +36,7 @@ class Windows(NamedTuple):
     """What `jax.lax.conv_general_dilated` gets beside the arrays."""
 
     strides: tuple[int, ...]
-    padding: tuple[tuple[int, int], ...]
+    padding: Any  # a pair of integers for each axis; a word, for symbolic sizes
     lhs_dilation: tuple[int, ...]
     rhs_dilation: tuple[int, ...]
     groups: int
@@ -60,7 +60,8 @@ def convolve(windows: Windows, x: Array, weight: Array) -> Array:
     is_real = all(jnp.issubdtype(y.dtype, jnp.floating) for y in (x, weight))
     if not (is_slow and is_real and math.prod(kernel[-2:]) <= _MOST_TAPS):
         return _by_xla(windows, x, weight)
-    if weight.size == 0 or explicit_mesh(x, weight) is not None:
+    is_word = isinstance(windows.padding, str)
+    if is_word or weight.size == 0 or explicit_mesh(x, weight) is not None:
         return _by_xla(windows, x, weight)
     return _chosen(windows, None, x, weight)
 
