@@ -103,3 +103,9 @@ def cotangent_that_is_zero_is_not_computed_with():
         )
     )
     assert jax.grad(lambda x: f(x)[0])(1.0) == 1
+
+
+def linear_function_with_a_checkpoint_is_transposed():
+    f = jax.custom_jvp(lambda x: 2 * x)
+    f.defjvp(lambda primals, tangents: (f(*primals), jax.checkpoint(f)(*tangents)))
+    assert jax.grad(f)(1.0) == 2
