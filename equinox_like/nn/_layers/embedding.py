@@ -500,7 +500,8 @@ class RotaryPositionalEmbedding(Module):
         check_input(self, x, (None, self.embedding_size))
         x = jax_array(x)
         places = row_positions(self, x.shape[0], offset, positions)
-        cos, sin = _of_pairs(self, places)
+        static = self.frequencies, self.embedding_size, self.theta, self.dtype
+        cos, sin = _of_pairs(*static, places)
         if self.interleaved:
             # Not -1, which is ambiguous if there are no rows.
             pairs = x.reshape(*x.shape[:-1], self.embedding_size // 2, 2)
@@ -644,12 +645,14 @@ def cos_and_sin(
     return jnp.cos(angles).astype(dtype), jnp.sin(angles).astype(dtype)
 
 
-@functools.partial(jax.jit, inline=True)
-def _of_pairs(layer: RotaryPositionalEmbedding, positions: Array) -> list[Array]:
-    frequencies = layer.frequencies
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3), inline=True)
+def _of_pairs(
+    frequencies: Any, size: int, theta: float, dtype: DTypeLike, positions: Array
+) -> list[Array]:
+    """The cosines and sines of an embedding. JAX's cache keeps none of its objects."""
     if frequencies is None:
-        frequencies = powers(layer.embedding_size, layer.theta)
-    return [_unfused(x) for x in cos_and_sin(frequencies, positions, layer.dtype)]
+        frequencies = powers(size, theta)
+    return [_unfused(x) for x in cos_and_sin(frequencies, positions, dtype)]
 
 
 def _unfused(x: Array) -> Array:
