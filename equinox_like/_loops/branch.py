@@ -16,18 +16,11 @@ from .._transforms.arguments import show_as_call
 from .._tree.filters import is_array, is_array_like, is_number
 from .._tree.nodes import describe_node
 from .._tree.strict import strictly_same
-from .carry import jax_type
+from .carry import jax_type, of_mesh
 from .eager import run_cached
 
 _T = TypeVar("_T")
 _Args = TypeVarTuple("_Args")
-
-# How to read and change what a type such as `float32[8@x]{V:d}` says of the mesh.
-_OF_MESH = (
-    " In a type, `@x` means that the axis `x` of the mesh splits a dimension: "
-    "`jax.sharding.reshard` changes that. `{V:x}` means that the array varies over the "
-    "axis: `jax.lax.pcast(array, 'x', to='varying')` marks another one so."
-)
 
 
 @frames_hidden
@@ -229,8 +222,8 @@ class _Branches:
         as_text = operator.attrgetter("value")
         for other, out in others:
             for found in tree_differences("output", first, out, _is_array, as_text):
-                types = found.before + found.after if found.kind == ARRAY_TYPE else ""
-                hint = _OF_MESH if "@" in types or "{V:" in types else ""
+                is_type = found.kind == ARRAY_TYPE
+                hint = of_mesh(found.before + found.after) if is_type else ""
                 raise TypeError(
                     f"The outputs of `{name}` and `{other}` may differ only in the "
                     f"values of arrays: `{found.path}` is {found.before} in the first, "

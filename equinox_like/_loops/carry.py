@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax import lax
 
-from .._compat.axes import varying_alike, varying_axes
+from .._compat.axes import varying_alike
 from .._compat.primitives import Zero, instantiate, is_undefined_primal
 from .._compat.tracing import current_trace
 from .._core.base import name_of
@@ -495,36 +495,28 @@ class Carry:
         paths = [
             path for path, x in jtu.tree_leaves_with_path(self.init) if is_array(x)
         ]
-        pairs = zip(before, after, strict=True)
-        return " ".join(
-            f"`{path_str(path, 'carry')}` was {old}, and is now {new}.{_how_to_keep(*pair)}"
-            for path, (old, new), pair in zip(paths, types, pairs, strict=True)
+        text = " ".join(
+            f"`{path_str(path, 'carry')}` was {old}, and is now {new}."
+            for path, (old, new) in zip(paths, types, strict=True)
             if old != new
         )
-
-
-def _how_to_keep(before: Any, after: Any) -> str:
-    """How to keep the type of an array of the carry, if it changes only in the mesh."""
-    old, new = jax.typeof(before), jax.typeof(after)
-    axes = varying_axes(new) - varying_axes(old)
-    if not axes:
-        same_shape = (old.shape, old.dtype) == (new.shape, new.dtype)
-        if not same_shape or old.sharding.spec == new.sharding.spec:
-            return ""
-        return (
-            " A step splits it over the mesh in another way: return "
-            f"`jax.sharding.reshard(x, {old.sharding.spec})`."
-        )
-    names = tuple(sorted(map(str, axes)))
-    return (
-        f" It varies over the axes {names} of the mesh after a step: mark its initial "
-        f"value `x` as varying, by `jax.lax.pcast(x, {names}, to='varying')`."
-    )
+        return text + of_mesh(text)
 
 
 def jax_type(x: Any) -> str:
     """JAX's type of an array as text, without `~` for a weak type, which may change."""
     return str(jax.typeof(x)).lstrip("~")
+
+
+def of_mesh(types: str) -> str:
+    """How to change what types such as `float32[8@x]{V:d}` say of the mesh, if they do."""
+    if "@" not in types and "{V:" not in types:
+        return ""
+    return (
+        " In a type, `@x` means that the axis `x` of the mesh splits a dimension: "
+        "`jax.sharding.reshard` changes that. `{V:x}` means that the array varies over the "
+        "axis: `jax.lax.pcast(array, 'x', to='varying')` marks another one so."
+    )
 
 
 def arrays_of(tree: Any, name: str) -> Any:

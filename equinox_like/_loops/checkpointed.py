@@ -79,19 +79,6 @@ def number_of_checkpoints(max_steps: int, checkpoints: int | None) -> int:
     return max(1, min(wanted, max_steps))
 
 
-def check_checkpoints(
-    loop: str, checkpoints: Any, name: str = "checkpoints"
-) -> int | None:
-    """The number as an `int`; raises a `ValueError` that names loop and parameter."""
-    if checkpoints is None:
-        return None
-    if not isinstance(checkpoints, int | np.integer) or checkpoints < 1:
-        raise ValueError(
-            f"`{loop}`: `{name}` must be an integer, at least 1; got {checkpoints!r}."
-        )
-    return int(checkpoints)
-
-
 def value_at(stack: Any, slot: Any) -> Any:
     return reusable(lax.dynamic_index_in_dim(stack, slot, keepdims=False))
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import jax.tree_util as jtu
-import numpy as np
 
 from .._annotations import signature_of
 from .._compat.tracing import at_top_level, jit_is_disabled
@@ -56,8 +55,8 @@ def run_cached(
 
 
 def as_python(option: Any) -> Any:
-    """A number of NumPy as Python's: `run_cached` would trace it, as it does arrays."""
-    return option.item() if isinstance(option, np.generic) else option
+    """A number in an array as Python's: `run_cached` would trace it."""
+    return option.item() if is_array(option) else option
 
 
 def _compile(key: Any, control: Any, functions: Sequence[Any], donate: Donate) -> Any:

@@ -17,14 +17,9 @@ from .._errors import did_you_mean
 from .._transforms.arguments import show_as_call
 from .._tree.filters import is_array_like, is_array_or_struct
 from .._tree.nodes import describe_node
-from .._tree.require import require_integer
+from .._tree.require import integer_or_none, require_integer
 from .carry import BufferCarry, Carry, arrays_of, jax_type, with_carry
-from .checkpointed import (
-    MOST_STEPS,
-    check_checkpoints,
-    number_of_checkpoints,
-    run_checkpointed,
-)
+from .checkpointed import MOST_STEPS, number_of_checkpoints, run_checkpointed
 from .eager import as_python, run_cached
 from .staging import Loop, goes_on, is_boolean_scalar, run_plain, stage
 
@@ -90,10 +85,8 @@ def filter_while_loop(
     """
     require_callable(cond, "filter_while_loop", "cond")
     require_callable(body, "filter_while_loop", "body")
-    limit = None
-    if max_steps is not None:
-        limit = require_integer(max_steps, "filter_while_loop", "max_steps")
-    checkpoints = check_checkpoints("filter_while_loop", checkpoints)
+    limit = integer_or_none(max_steps, "filter_while_loop", "max_steps")
+    checkpoints = integer_or_none(checkpoints, "filter_while_loop", "checkpoints", 1)
     return run_cached(_filter_while_loop, (cond, body), init, limit, kind, checkpoints)
 
 
@@ -351,16 +344,13 @@ def runner(
             f"`{loop}`: `max_steps` must be between 0 and {MOST_STEPS}, or `None` for "
             f"no limit; got {max_steps}."
         )
-    checkpoints = check_checkpoints(loop, checkpoints)
+    checkpoints = integer_or_none(checkpoints, loop, "checkpoints", 1)
     if kind == "lax":
         return lambda loop: run_plain(loop.step, loop.consts, loop.state, max_steps)
     if kind == "bounded":
         if max_steps is None:
             raise ValueError(f'`{loop}` with `kind="bounded"` needs `max_steps`.')
-        if not isinstance(base, int) or base < 2:
-            raise ValueError(
-                f"`{loop}`: `base` must be an integer, at least 2; got {base!r}."
-            )
+        base = require_integer(base, loop, "base", 2)
         return lambda loop: run_bounded(loop, max_steps, base)
     if kind == "checkpointed":
         if max_steps is not None:

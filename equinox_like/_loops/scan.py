@@ -19,10 +19,10 @@ from .._transforms.arguments import show_as_call
 from .._transforms.checkpoint import checkpointed_step, require_policy
 from .._tree.filters import is_array
 from .._tree.nodes import path_str
-from .._tree.require import require_integer
+from .._tree.require import integer_or_none, require_integer
 from .branch import filter_switch
 from .carry import BufferCarry, Carry, Place, arrays_of, read, with_carry, write
-from .checkpointed import check_checkpoints, number_of_checkpoints, run_checkpointed
+from .checkpointed import number_of_checkpoints, run_checkpointed
 from .eager import as_python, run_cached
 from .loop import wrong_kind
 from .staging import as_after_a_step, stage
@@ -92,14 +92,10 @@ def filter_scan(
         ```
     """
     require_callable(f, "filter_scan", "f")
-    steps = None
-    if length is not None:
-        steps = require_integer(length, "filter_scan", "length", least=0)
+    steps = integer_or_none(length, "filter_scan", "length", least=0)
     reverse, unroll, checkpoint = map(as_python, (reverse, unroll, checkpoint))
     if not isinstance(unroll, bool):
         unroll = require_integer(unroll, "filter_scan", "unroll", least=1)
-    if is_array(checkpoint):
-        check_checkpoints("filter_scan", checkpoint, "checkpoint")
     return run_cached(_filter_scan, [f], init, xs, steps, reverse, unroll, checkpoint)
 
 
@@ -149,7 +145,7 @@ def _number_of_checkpoints(checkpoint: Any, steps: int, unroll: Any) -> int | No
             "`filter_scan`: `checkpoint` must be `None`, a bool, an integer, 'all', or one "
             f"of `jax.checkpoint_policies`; got {checkpoint!r}."
         )
-    return check_checkpoints("filter_scan", checkpoint, "checkpoint")
+    return require_integer(checkpoint, "filter_scan", "checkpoint", 1)
 
 
 def _by_checkpoints(
@@ -254,9 +250,8 @@ def filter_map(f: Callable[[_X], _Y], xs: _X, *, batch_size: int | None = None) 
         ```
     """
     require_callable(f, "filter_map", "f")
-    if batch_size is not None:
-        batch_size = require_integer(batch_size, "filter_map", "batch_size", least=1)
-    return run_cached(_filter_map, [f], xs, batch_size)
+    size = integer_or_none(batch_size, "filter_map", "batch_size", least=1)
+    return run_cached(_filter_map, [f], xs, size)
 
 
 def _filter_map(functions: Sequence[Any], xs: Any, batch_size: int | None) -> Any:
@@ -372,7 +367,8 @@ def scan(
         new, y = step(carry.fill(before, pred), in_tree.unflatten(row))
         return carry.step(before, new), y
 
-    wanted = steps if checkpoints == "all" else check_checkpoints("scan", checkpoints)
+    wanted = steps if checkpoints == "all" else checkpoints
+    wanted = integer_or_none(wanted, "scan", "checkpoints", 1)
     return _by_checkpoints(flat, carry, rows, steps, wanted)
 
 

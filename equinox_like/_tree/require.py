@@ -100,6 +100,15 @@ def require_integer(
     return number
 
 
+def integer_or_none(
+    value: Any, function: str, argument: str, least: int | None = None
+) -> int | None:
+    """`None`, or as `require_integer`."""
+    if value is None:
+        return None
+    return require_integer(value, function, argument, least)
+
+
 def check_options(
     options: Mapping[str, Any],
     function: str,

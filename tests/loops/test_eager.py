@@ -201,12 +201,23 @@ def double(x):
     return 2 * x
 
 
-def test_array_as_a_number_of_checkpoints_is_refused_as_it_is(without_type_checks):
-    message = r"must be an integer, at least 1; got Array\(2"
-    two = jnp.asarray(2)
-    with pytest.raises(ValueError, match=f"`checkpoint` {message}"):
-        eqx.filter_scan(lambda c, x: (c, x), ONE, ROWS, checkpoint=two)
-    with pytest.raises(ValueError, match=f"`checkpoints` {message}"):
+@pytest.mark.parametrize("number", [0, 0.5, "two"])
+def test_number_of_checkpoints_is_a_positive_integer(number, without_type_checks):
+    with pytest.raises((TypeError, ValueError), match="`checkpoint` must be") as error:
+        eqx.filter_scan(lambda c, x: (c, x), ONE, ROWS, checkpoint=number)
+    assert isinstance(error.value, TypeError) == (number == 0.5)
+    message = "`checkpoints` must be (an integer|at least 1); got "
+    with pytest.raises((TypeError, ValueError), match=message):
         eqx.filter_while_loop(
-            lambda x: x < 8, double, ONE, kind="checkpointed", checkpoints=two
+            lambda x: x < 8, double, ONE, kind="checkpointed", checkpoints=number
         )
+
+
+def test_number_of_checkpoints_may_be_in_an_array(without_type_checks):
+    two = jnp.asarray(2)
+    last, _ = eqx.filter_scan(lambda c, x: (c + x, x), ONE, ROWS, checkpoint=two)
+    assert last == ONE + ROWS.sum()
+    out = eqx.filter_while_loop(
+        lambda x: x < 8, double, ONE, kind="checkpointed", checkpoints=two
+    )
+    assert out == 8
