@@ -318,22 +318,16 @@ Named = tuple[str, Tensor, np.ndarray]  # with the bytes of the tensor
 
 def header(texts: dict[str, str], tensors: list[Named]) -> bytes:
     """The bytes before the data of `tensors`, which follow in this order."""
-    # Built as text: many small objects would trigger garbage collection.
-    entries, kinds, end = [], [], 0
+    entries, kinds, end = {}, {}, 0
     for name, tensor, data in tensors:
         start, end = end, end + data.nbytes
-        quoted = json.dumps(name)
-        entries.append(
-            f'{quoted}:{{"dtype":"{tensor.dtype}","shape":{_shape_text(tensor.shape)},'
-            f'"data_offsets":[{start},{end}]}}'
-        )
-        kinds.append(f"{quoted}:{_json(tensor.kind | {'sum': checksum(data)})}")
-    listed = f"{{{','.join(entries)}}}"
-    own = f'{{"version":{_VERSION},"leaves":{{{",".join(kinds)}}}}}'
-    metadata = {**texts, _OWN: own, _OWN_SUM: _header_sum(texts, own, listed)}
-    head = _json({METADATA: metadata}).encode()
-    if entries:
-        head = head[:-1] + b"," + listed.encode()[1:]
+        offsets = {"data_offsets": (start, end)}
+        entries[name] = {"dtype": tensor.dtype, "shape": tensor.shape} | offsets
+        kinds[name] = tensor.kind | {"sum": checksum(data)}
+    own = _json({"version": _VERSION, "leaves": kinds})
+    own_sum = _header_sum(texts, own, _json(entries))
+    metadata = {**texts, _OWN: own, _OWN_SUM: own_sum}
+    head = _json({METADATA: metadata, **entries}).encode()
     head += b" " * (-(8 + len(head)) % _ALIGNMENT)
     if len(head) > _MAX_HEADER:
         raise ValueError(
@@ -343,11 +337,6 @@ def header(texts: dict[str, str], tensors: list[Named]) -> bytes:
             "as an array of bytes in the tree, and a tree of so many leaves in parts."
         )
     return struct.pack("<Q", len(head)) + head
-
-
-@functools.lru_cache(maxsize=1024)
-def _shape_text(shape: tuple[int, ...]) -> str:
-    return _json(shape)
 
 
 def _header_sum(texts: dict[str, str], own: str | None, listed: str) -> str:
