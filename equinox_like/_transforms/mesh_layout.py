@@ -20,7 +20,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from .._call_path import call_rebuilt
 from .._compat.compiled import least_memory
-from .._compat.tracing import at_top_level, jit_is_disabled
+from .._compat.tracing import at_top_level
 from .._core.base import frames_hidden, require_callable
 from .._core.context import Context
 from .._core.sharding import (
@@ -198,11 +198,9 @@ class Layout:
         option, names = f"rules[{rule[0]!r}]", rule[1]
         if isinstance(names, PartitionSpec):
             spec = PartitionSpec(*[table.get("depth")] * depths, *names)
-        else:
-            names = ["depth"] * depths + names.split()
-            spec = self._spec_of(option, name, x, names, table)
-        check_fits(option, name, spec, x, mesh=self.mesh)
-        return spec
+            check_fits(option, name, spec, x, mesh=self.mesh)
+            return spec
+        return self._spec_of(option, name, x, ["depth"] * depths + names.split(), table)
 
     def _spec_of(
         self, option: str, name: str, x: Any, names: list[str], table: Mapping[str, Any]
@@ -212,7 +210,9 @@ class Layout:
                 f"`{option}` gives `{name}` ({describe_array(x)}) the axes "
                 f"{' '.join(names)!r}: {len(names)} for {x.ndim} dimensions."
             )
-        return PartitionSpec(*map(table.get, names))
+        spec = PartitionSpec(*map(table.get, names))
+        check_fits(option, name, spec, x, mesh=self.mesh)
+        return spec
 
     def _rule(self, *names: str) -> tuple[str, str | PartitionSpec] | None:
         """The first rule for an array that has any of these names."""
@@ -338,15 +338,13 @@ class Layout:
             named |= dict(named_arguments(make, args, kwargs))
             check_alike_everywhere(self.mesh, named)
         kept = self.shardings(filter_eval_shape(make, *args, **kwargs), follow=follow)
-        if not at_top_level() or jit_is_disabled():
-            # The outermost `jit` decides the compiler options. JAX ignores the
-            # `out_shardings` of a `jit` within another one if the axes of the mesh in use
-            # are explicit, and under `jax.disable_jit`.
-            made = filter_jit(make, out_shardings=kept)(*args, **kwargs)
-            return filter_shard(made, kept)
-        options = least_memory(self.mesh.devices.flat[0].platform)
+        options = None
+        if at_top_level():  # else the outermost `jit` decides them
+            options = least_memory(self.mesh.devices.flat[0].platform)
         jitted = filter_jit(make, out_shardings=kept, compiler_options=options)
-        return jitted(*args, **kwargs)
+        # JAX ignores the `out_shardings` of a `jit` within another one if the axes of the
+        # mesh in use are explicit, and under `jax.disable_jit`.
+        return filter_shard(jitted(*args, **kwargs), kept)
 
     @frames_hidden
     def batch(self, rows: _Tree) -> _Tree:
@@ -522,7 +520,6 @@ def constrain(x: _T, names: str) -> _T:
             return x
         name = path_str(path, "x")
         spec = layout._spec_of("constrain", name, x, names.split(), layout.compute)
-        check_fits("constrain", name, spec, x, mesh=layout.mesh)
         return constrain_array("constrain", name, x, NamedSharding(layout.mesh, spec))
 
     return jtu.tree_map_with_path(split, x)
