@@ -5,7 +5,8 @@ axes, and for the gradient of the weight of a transposed convolution it takes up
 times as long as needed. There, a convolution is computed
 
 - with groups, or for that gradient: as a sum over the taps of the kernel, of products of
-  `x` with the weights of one tap;
+  `x` with the weights of one tap; the gradient of a depthwise weight, as the sums of all
+  taps in one loop;
 - with more than two axes: as one with an axis fewer, in which the taps of the first axis
   are channels.
 
@@ -25,6 +26,7 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array
 
+from ..._runtime.primitives import create_vprim
 from .._base.precision import accumulation_dtype
 from .._base.sharding import explicit_mesh
 
@@ -129,6 +131,8 @@ def _rewritten(windows: Windows, tangent: _Tangent, x: Array, weight: Array) -> 
         return remove(windows, tangent, x, weight)
     if _is_fast(windows, tangent):
         return _by_xla(windows, x, weight)
+    if is_depthwise and tangent == "weight":
+        return _depthwise_p.bind(x, weight, windows=windows)[0]
     # What was fastest: XLA fuses the products of a depthwise convolution with slices of
     # `x`. The transpose of each form is the other one, but for the strides.
     if is_depthwise:
@@ -141,17 +145,7 @@ def _rewritten(windows: Windows, tangent: _Tangent, x: Array, weight: Array) -> 
 
 def _gathered(windows: Windows, x: Array, weight: Array) -> Array:
     """The sum over the taps of the weights of a tap times what it sees of `x`."""
-    steps = [step - 1 for step in windows.lhs_dilation]
-    x = _padded(x, windows.padding, steps)
-    sizes = zip(x.shape[1:], _reach(windows, weight), windows.strides, strict=True)
-    # From the first to the last element that a tap sees.
-    spans = [(n - reach - 1) // step * step + 1 for n, reach, step in sizes]
-
-    def seen(offset: tuple[int, ...]) -> Array:
-        ends = [low + span for low, span in zip(offset, spans, strict=True)]
-        return lax.slice(x, (0, *offset), (x.shape[0], *ends), (1, *windows.strides))
-
-    return _total(_product(seen(at), w) for at, w in _taps(windows, weight))
+    return _total(map(_product, _seen(windows, x, weight), _taps(windows, weight)))
 
 
 def _scattered(windows: Windows, x: Array, weight: Array) -> Array:
@@ -163,21 +157,32 @@ def _scattered(windows: Windows, x: Array, weight: Array) -> Array:
         pads = [(r - low, low) for r, low in zip(reach, offset, strict=True)]
         return _padded(_product(x, w), pads, steps)
 
-    full = _total(placed(at, w) for at, w in _taps(windows, weight))
+    full = _total(map(placed, _offsets(windows, weight), _taps(windows, weight)))
     axes = zip(windows.padding, reach, strict=True)
     y = _padded(full, [(low - r, high - r) for (low, high), r in axes])
     return lax.slice(y, (0,) * y.ndim, y.shape, (1, *windows.strides))
 
 
-def _taps(windows: Windows, weight: Array) -> Iterator[tuple[tuple[int, ...], Array]]:
-    """The offset of each tap, and its weights `(groups, outputs, inputs)`."""
-    kernel = weight.shape[2:]
+def _offsets(windows: Windows, weight: Any) -> Iterator[tuple[int, ...]]:
+    axes = zip(weight.shape[2:], windows.rhs_dilation, strict=True)
+    return itertools.product(*(range(0, size * step, step) for size, step in axes))
+
+
+def _seen(windows: Windows, x: Array, weight: Any) -> Iterator[Array]:
+    """What each tap sees of `x`."""
+    x = _padded(x, windows.padding, [step - 1 for step in windows.lhs_dilation])
+    sizes = zip(x.shape[1:], _reach(windows, weight), windows.strides, strict=True)
+    # From the first to the last element that a tap sees.
+    spans = [(n - reach - 1) // step * step + 1 for n, reach, step in sizes]
+    for offset in _offsets(windows, weight):
+        ends = [low + span for low, span in zip(offset, spans, strict=True)]
+        yield lax.slice(x, (0, *offset), (x.shape[0], *ends), (1, *windows.strides))
+
+
+def _taps(windows: Windows, weight: Array) -> list[Array]:
+    """The weights of each tap, of shape `(groups, outputs, inputs)`."""
     outputs, inputs = weight.shape[0] // windows.groups, weight.shape[1]
-    split = weight.reshape(windows.groups, outputs, inputs, math.prod(kernel))
-    at = itertools.product(*map(range, kernel))
-    for i, w in zip(at, _unstacked(split, 3), strict=True):
-        axes = zip(i, windows.rhs_dilation, strict=True)
-        yield tuple(j * step for j, step in axes), w
+    return _unstacked(weight.reshape(windows.groups, outputs, inputs, -1), 3)
 
 
 def _product(x: Array, w: Array) -> Array:
@@ -189,6 +194,38 @@ def _product(x: Array, w: Array) -> Array:
         flat = x.reshape(groups, inputs, math.prod(space))
         y = lax.dot_general(w, flat, (([2], [1]), ([0], [0])))
     return y.reshape(groups * outputs, *space)
+
+
+def _sums(windows: Windows, x: Array, y: Array, weight: Any) -> Array:
+    """The sums of what each tap sees of `x` times `y`, in the shape of the weight.
+
+    XLA computes the sums of one operation for all taps in one loop.
+    """
+    y = y.reshape(windows.groups, -1, *y.shape[1:])
+    terms = [part[:, None] * y for part in _seen(windows, x, weight)]
+    zeros, space = [jnp.zeros((), y.dtype)] * len(terms), range(2, y.ndim)
+    sums = lax.reduce(terms, zeros, functools.partial(jax.tree.map, jnp.add), space)
+    return jnp.stack(sums, 2).reshape(weight.shape)
+
+
+def _run(x: Array, weight: Array, *, windows: Windows) -> list[Array]:
+    return [_gathered(windows, x, weight)]
+
+
+def _type(x: Any, weight: Any, *, windows: Windows) -> Any:
+    return jax.make_jaxpr(functools.partial(_run, windows=windows))(x, weight).out_avals
+
+
+def _pull_back(cotangents: Any, x: Any, weight: Any, *, windows: Windows) -> list[Any]:
+    return [None, _sums(windows, x, cotangents[0], weight.aval)]
+
+
+def _push_forward(*_: Any, **__: Any) -> Any:
+    raise NotImplementedError("The derivative is that of `_chosen`.")
+
+
+_depthwise_p = create_vprim("depthwise", _run, _type, _push_forward, _pull_back)
+"""A depthwise convolution, linear in the weight. The transpose is `_sums`."""
 
 
 def _to_inputs(windows: Windows, tangent: _Tangent, x: Array, weight: Array) -> Array:
@@ -233,7 +270,7 @@ def _over_others(windows: Windows, tangent: _Tangent, x: Array, weight: Array) -
     return jax.vmap(convolve_one, in_axes=(1, None), out_axes=1)(x, weight)
 
 
-def _reach(windows: Windows, weight: Array) -> list[int]:
+def _reach(windows: Windows, weight: Any) -> list[int]:
     axes = zip(weight.shape[2:], windows.rhs_dilation, strict=True)
     return [(size - 1) * step for size, step in axes]
 
