@@ -332,9 +332,8 @@ def test_map_in_batches_is_the_same():
 
 
 def test_map_of_nothing_is_refused():
-    with pytest.raises(
-        ValueError, match=r"`filter_map` of `<lambda>`.*no array in `xs`"
-    ):
+    message = r"`filter_map` of `<lambda>`.*no array in `xs` to iterate over\."
+    with pytest.raises(ValueError, match=message):
         eqx.filter_map(lambda x: x, "text")
 
 
