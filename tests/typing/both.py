@@ -108,6 +108,7 @@ assert_type(eqx.filter_jit(chain)(x), jax.Array)
 assert_type(eqx.nn.mixed(chain, "bf16"), eqx.nn.Mixed[eqx.nn.Sequential[jax.Array]])
 assert_type(eqx.nn.mixed(chain, "bf16")(x, key=key), jax.Array)
 assert_type(eqx.nn.mixed(chain, "bf16")(x, state, key=key), tuple[Any, eqx.nn.State])
+assert_type(eqx.filter_jit(eqx.nn.mixed(chain, "bf16"))(x, state)[1], eqx.nn.State)
 eqx.nn.mixed(linear, "bf16")(x, state)  # type: ignore
 norm = eqx.nn.BatchNorm(8, "batch")
 assert_type(eqx.nn.Sequential([linear, norm])(x, state)[0], jax.Array)

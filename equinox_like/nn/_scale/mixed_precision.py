@@ -28,7 +28,7 @@ from ..._tree.deleted import deleted_named
 from ..._tree.match import flatten_up_to
 from ..._tree.nodes import describe_node, path_str
 from ..._tree.partitioning import map_nodes
-from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
+from ..._typing import ArrayLike, DTypeLike, MayTakeState, PRNGKeyArray
 from .._base.checks import (
     as_number,
     as_size,
@@ -50,6 +50,7 @@ from .._base.state import State, StatefulLayer, is_stateful, takes_key
 _Layer = TypeVar("_Layer", covariant=True)
 _P = ParamSpec("_P")
 _Tree = TypeVar("_Tree")
+_S = TypeVar("_S")
 _Y = TypeVar("_Y")
 # Methods that compute nothing: they return parameters, which are not cast.
 _OF_STRUCTURE = ("unstack",)
@@ -175,16 +176,15 @@ class Mixed(StatefulLayer, Generic[_Layer]):
 
     @overload
     def __call__(
-        self: "Mixed[Callable[[Any, State], tuple[Any, State]]]",
+        self: "Mixed[MayTakeState[Any]]",
         x: Any,
-        state: State,
-        /,
+        state: _S,
         *,
         key: PRNGKeyArray | None = None,
-    ) -> tuple[Any, State]: ...
+    ) -> tuple[Any, _S]: ...
 
     @computes(None)
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Casts, calls the layer, and casts what it returns."""
         if not takes_key(self.layer):
             kwargs.pop("key", None)
