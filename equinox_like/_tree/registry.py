@@ -36,12 +36,11 @@ from .nodes import flatten_with_nodes
 from .strict import (
     Interned,
     InternTable,
+    StaticLeaf,
     fold_treedef,
     has_hash,
     is_compared_by_identity,
-    strict_key,
     strict_treedef,
-    strict_types,
 )
 
 
@@ -62,31 +61,6 @@ cached_types: Final[dict[type, CachedType]] = {}
 FLAT: Final = "_flat_"
 
 
-class StaticLeaf:
-    """A static leaf as a node without children. It is its own aux data."""
-
-    __slots__ = ("_key", "value")
-
-    def __init__(self, value: Any):
-        self.value = value
-        self._key: Any = None
-
-    @property
-    def key(self) -> Any:
-        if self._key is None:
-            self._key = strict_key((self.value,))
-        return self._key
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is StaticLeaf and self.key == other.key
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def __repr__(self) -> str:
-        return repr(self.value)
-
-
 class UserNode:
     """An output's node that is registered with JAX only, and everything below it."""
 
@@ -103,9 +77,6 @@ class UserNode:
         return self._rest.unflatten(
             next(arrays) if x is None else x.value for x in self.statics
         )
-
-
-strict_types.add(StaticLeaf)
 
 
 class MutableChild:
