@@ -83,11 +83,8 @@ class ModuleSpec:
         )
         # Whether instances never change.
         self.is_immutable = is_immutable
-        # Whether assignment goes to our own `__setattr__`, which may be bypassed. It tells
-        # of a field that is also a property.
-        self.plain_setattr = plain_setattr and not any(
-            isinstance(getattr(cls, name, None), property) for name in names
-        )
+        # Whether assignment goes to our own `__setattr__`, which may be bypassed.
+        self.plain_setattr = plain_setattr
         # Whether `object.__new__` alone makes an empty instance.
         self.new_is_plain = (
             cls.__new__ is make_instance

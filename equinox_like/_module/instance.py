@@ -117,11 +117,7 @@ class Immutable(Shown, Node):
         def __setattr__(self, name: str, value: Any) -> None:
             # `Cls[int](...)` sets `__orig_class__` on the instance; it is not in the tree.
             if name in self._assignable_ or name == "__orig_class__":
-                try:
-                    _set(self, name, value)
-                except AttributeError as error:
-                    _add_note_on_property(self, name, error)
-                    raise
+                _set(self, name, value)
             else:
                 raise_assignment_error(self, name)
 
@@ -148,16 +144,6 @@ class Immutable(Shown, Node):
         raw_dict(self).pop(ASSIGNABLE, None)  # if a `__new__` of the user's was called
 
 
-def _add_note_on_property(self: Any, name: str, error: AttributeError) -> None:
-    """Adds to the error of an assignment that a property has the name of the field."""
-    if isinstance(getattr(type(self), name, None), property):
-        error.add_note(
-            f"'{name}' of {type_name(self)} is both a field and a property: rename one of "
-            "them. A base class that leaves the choice to its subclasses declares "
-            f"`{name}: AbstractVar[...]` in place of a field."
-        )
-
-
 def raise_assignment_error(self: Any, name: str) -> NoReturn:
     raise dataclasses.FrozenInstanceError(_why_immutable(self, name))
 
@@ -171,11 +157,6 @@ def _why_immutable(self: Any, name: str) -> str:
             f"Cannot set '{name}' on {owner}: it is not a field. Declare it, as in "
             f"`{name}: SomeType`, in the body of the class."
             + did_you_mean(name, unset, "`self.{}`")
-        )
-    if name == "__isabstractmethod__":
-        return (
-            f"Cannot mark {owner} as abstract: put `@abstractmethod` below the other "
-            "decorators, directly above the method."
         )
     if self._wraps_callables_ and name not in spec.names:
         return (

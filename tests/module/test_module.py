@@ -740,10 +740,8 @@ class TestPytree:
     def test_field_that_a_property_hides_is_told(self, base):
         (name, *_) = base.__dataclass_fields__
         hidden = type("Hidden", (base,), {name: property(lambda self: 1)})
-        with pytest.raises(AttributeError) as info:
+        with pytest.raises(AttributeError, match=f"property {name!r} of 'Hidden'"):
             hidden([])
-        assert f"{name!r} of" in info.value.__notes__[0]
-        assert "is both a field and a property" in info.value.__notes__[0]
 
     def test_names_of_a_wrapped_function_are_structure(self):
         class Wrapper(eqx.Module):
