@@ -62,19 +62,18 @@ FLAT: Final = "_flat_"
 
 
 class UserNode:
-    """An output's node that is registered with JAX only, and everything below it."""
+    """A tree that JAX builds: in an output, a node that is registered with JAX only."""
 
-    __slots__ = ("_rest", "kind", "statics")
+    __slots__ = ("statics", "treedef")
 
-    def __init__(self, treedef: Any, statics: Sequence[StaticLeaf | None]):
-        """`statics` has, for each leaf, a `StaticLeaf` or `None` for an array."""
-        self.kind = treedef.node_data()[0]
-        self._rest = treedef
-        self.statics = statics
+    def __init__(self, treedef: Any, leaves: Sequence[Any]):
+        self.treedef = treedef
+        # For each leaf, a `StaticLeaf` or `None` for an array.
+        self.statics = [None if is_array(x) else StaticLeaf(x) for x in leaves]
 
     def build(self, data: Sequence[Any]) -> Any:
         arrays = iter(data)
-        return self._rest.unflatten(
+        return self.treedef.unflatten(
             next(arrays) if x is None else x.value for x in self.statics
         )
 
@@ -439,10 +438,8 @@ class OwnRegistry:
                 or self._is_namedtuple_of_jax(kind)
             ):
                 return None
-            flat = [next(leaves) for _ in range(part.num_leaves)]
-            statics = [None if is_array(x) else StaticLeaf(x) for x in flat]
-            user_node = UserNode, UserNode(part, statics)
-            return self._node(user_node, [self._leaf] * statics.count(None))
+            made = UserNode(part, list(itertools.islice(leaves, part.num_leaves)))
+            return self._node((UserNode, made), [self._leaf] * made.statics.count(None))
 
         def make(node, parts):
             kind, aux = node
@@ -515,7 +512,7 @@ def _can_wait(kind: type, data: Any) -> bool:
     """Whether building such a node runs no user code, so that it can be delayed."""
     if kind in cached_types:
         return data.can_wait
-    kind = data.kind if kind is UserNode else kind
+    kind = data.treedef.node_data()[0] if kind is UserNode else kind
     return (
         kind is StaticLeaf
         or kind in _BUILT_IN
@@ -563,16 +560,7 @@ class PublicRegistry:
         self, tree: Any
     ) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
         leaves, treedef = jtu.tree_flatten(tree)
-        data = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
-        statics = [None if is_array(leaf) else StaticLeaf(leaf) for leaf in leaves]
-
-        def build(arrays):
-            filled = [s and s.value for s in statics]
-            for i, x in zip(data, arrays, strict=True):
-                filled[i] = x
-            return treedef.unflatten(filled)
-
-        return [leaves[i] for i in data], build
+        return list(filter(is_array, leaves)), UserNode(treedef, leaves).build
 
 
 def _find() -> Any:
