@@ -7,6 +7,7 @@ parameters."""
 
 import dataclasses
 import sys
+import types
 import typing
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
@@ -168,18 +169,6 @@ def is_dunder(name: str) -> bool:
 _T = TypeVar("_T")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Alias:
-    """The value of `AbstractVar[T]` at run time."""
-
-    origin: type
-    parameter: Any
-
-    def __repr__(self) -> str:
-        name = getattr(self.parameter, "__qualname__", repr(self.parameter))
-        return f"equinox_like.{self.origin.__name__}[{name}]"
-
-
 class _Abstract:
     def __init__(self) -> None:
         raise TypeError(
@@ -187,13 +176,13 @@ class _Abstract:
             f"{type(self).__name__}[int]`."
         )
 
-    def __class_getitem__(cls, parameter: Any) -> _Alias:
-        if isinstance(parameter, tuple):
+    def __class_getitem__(cls, parameter: Any) -> Any:
+        if isinstance(parameter, tuple) and len(parameter) != 1:
             raise TypeError(
                 f"`{cls.__name__}` takes one type, as in `{cls.__name__}[int]`; got "
                 f"{len(parameter)}."
             )
-        return _Alias(cls, parameter)
+        return types.GenericAlias(cls, parameter)
 
 
 if TYPE_CHECKING:
@@ -329,11 +318,11 @@ def _kind_of(cls: type, annotation: Any) -> tuple[Any, bool]:
 
     A string is not evaluated, because it may refer to names that do not exist yet.
     """
-    if type(annotation) is _Alias:
-        return annotation.origin, True
     if not isinstance(annotation, str):
-        is_bare = annotation is AbstractVar or annotation is AbstractClassVar
-        return annotation if is_bare else None, False
+        origin = typing.get_origin(annotation)
+        kind = annotation if origin is None else origin
+        is_abstract = kind is AbstractVar or kind is AbstractClassVar
+        return kind if is_abstract else None, origin is not None
     head = _head(annotation)
     kind = _KINDS.get(head.rpartition(".")[2])
     if kind is None:

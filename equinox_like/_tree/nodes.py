@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.tree_util as jtu
 
-from .._call_path import with_article as with_article
+from .._call_path import nodes_with_paths, with_article as with_article
 from .arrays import describe_array
 from .filters import is_array, is_none
 
@@ -131,14 +131,7 @@ class Nodes:
 
 def node_paths(tree: Any) -> list[tuple[Any, ...]]:
     """The key path of each node and leaf, in the order of `Nodes`."""
-    paths: list[tuple[Any, ...]] = []
-
-    def visit(path, _):
-        paths.append(path)
-        return False
-
-    jtu.tree_flatten_with_path(tree, visit, is_leaf_takes_path=True)
-    return paths
+    return [path for path, _ in nodes_with_paths(tree)]
 
 
 def flatten_with_nodes(tree: Any) -> tuple[list[Any], Any, list[Any]]:
