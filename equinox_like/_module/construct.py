@@ -17,11 +17,11 @@ from .._tree.cycles import check_no_cycle
 from .._tree.filters import is_inexact_array_like
 from .._tree.require import explain_call
 from .fields import (
+    CONVERTER,
+    STATIC,
+    TRAINABLE,
     add_note_on_abstract_fields,
-    converter_of,
     find_abstract_variables,
-    is_static,
-    is_trainable,
     raise_abstract_class,
     raise_abstract_variables,
 )
@@ -57,14 +57,16 @@ class ModuleSpec:
         self.cls = cls
         self.fields = fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
         self.names = names = tuple(f.name for f in fields)
-        self.dynamic = tuple(f.name for f in fields if not is_static(f))
-        self.static = tuple(f.name for f in fields if is_static(f))
+        self.dynamic = tuple(f.name for f in fields if not f.metadata.get(STATIC))
+        self.static = tuple(f.name for f in fields if f.metadata.get(STATIC))
         # Dynamic fields whose arrays are not parameters: `field(trainable=False)`.
-        self.buffers = frozenset(f.name for f in fields if not is_trainable(f))
+        self.buffers = frozenset(
+            f.name for f in fields if not f.metadata.get(TRAINABLE, True)
+        )
         self.converters = tuple(
             (f.name, convert)
             for f in fields
-            if (convert := converter_of(f)) is not None
+            if (convert := f.metadata.get(CONVERTER)) is not None
         )
         self.no_init = tuple(f.name for f in fields if not f.init)
         self.checks: tuple[Callable[[Any], None], ...] = tuple(

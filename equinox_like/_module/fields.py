@@ -18,9 +18,9 @@ from .._tree.cached import MISSING, Attribute
 from .._tree.registry import FLAT
 from .flatten import ASSIGNABLE, AUX
 
-_CONVERTER = "converter"
-_STATIC = "static"
-_TRAINABLE = "trainable"
+CONVERTER = "converter"
+STATIC = "static"
+TRAINABLE = "trainable"
 
 
 def field(
@@ -65,7 +65,7 @@ def field(
         ```
     """
     metadata = dict(kwargs.pop("metadata", None) or {})
-    for reserved in (_CONVERTER, _STATIC, _TRAINABLE):
+    for reserved in (CONVERTER, STATIC, TRAINABLE):
         if reserved in metadata:
             raise ValueError(
                 f"`field(metadata=...)` cannot have the key {reserved!r}: pass "
@@ -76,24 +76,12 @@ def field(
             raise TypeError(
                 f"`field(converter=...)` must be callable; got {converter!r}."
             )
-        metadata[_CONVERTER] = converter
+        metadata[CONVERTER] = converter
     if static:
-        metadata[_STATIC] = True
+        metadata[STATIC] = True
     if not trainable:
-        metadata[_TRAINABLE] = False
+        metadata[TRAINABLE] = False
     return dataclasses.field(metadata=metadata, **kwargs)
-
-
-def is_static(f: dataclasses.Field) -> bool:
-    return bool(f.metadata.get(_STATIC, False))
-
-
-def is_trainable(f: dataclasses.Field) -> bool:
-    return bool(f.metadata.get(_TRAINABLE, True))
-
-
-def converter_of(f: dataclasses.Field) -> Callable[[Any], Any] | None:
-    return f.metadata.get(_CONVERTER)
 
 
 # The attribute with the abstract variables of a class's own body, from name to kind.

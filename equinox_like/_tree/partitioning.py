@@ -13,6 +13,7 @@ still differ in what their `==` leaves out.
 """
 
 import dataclasses
+import enum
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
@@ -347,17 +348,11 @@ def hashable_combine(
     return treedef.unflatten([d if s is None else s for d, s in pairs])
 
 
-class _Static:
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return "STATIC"
-
-    def __reduce__(self) -> str:
-        return "STATIC"
+class _Label(enum.Enum):  # so that it is the same object after pickling
+    STATIC = "static"
 
 
-STATIC: Final = _Static()
+STATIC: Final = _Label.STATIC
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False, slots=True, weakref_slot=True)
