@@ -16,6 +16,7 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
+from .._call_path import nodes_with_paths
 from .cached import raw_dict
 from .nodes import children_of, path_str
 from .registry import FLAT, cached_types
@@ -43,7 +44,10 @@ def check_no_cycle(name: str, tree: Any, stop: _Types = frozenset()) -> None:
         steps = (step for step, x in children_of(parent)[0] if x is child)
         paths.append(path_str(next(steps, ()), paths[-1]))
     above = paths[list(map(id, nodes)).index(id(nodes[-1]))]
-    raise ValueError(contains_itself(nodes[-1], above, paths[-1])) from None
+    raise ValueError(
+        f"The {type(nodes[-1]).__qualname__} at `{above}` contains itself, at "
+        f"`{paths[-1]}`. A tree has no cycles: refer to it by a name or an index instead."
+    ) from None
 
 
 def check_no_cycles(function: Any, args: Any, kwargs: Any) -> None:
@@ -57,13 +61,6 @@ def name_cycle(error: Exception, function: Any, args: Any, kwargs: Any) -> None:
     """Raises in place of an error that flattening such an argument caused."""
     if isinstance(error, RecursionError | SystemError):
         check_no_cycles(function, args, kwargs)
-
-
-def contains_itself(node: Any, above: str, below: str) -> str:
-    return (
-        f"The {type(node).__qualname__} at `{above}` contains itself, at `{below}`. A tree "
-        "has no cycles: refer to it by a name or an index instead."
-    )
 
 
 def contains(tree: Any, node: Any) -> bool:
@@ -192,25 +189,15 @@ def tree_check(pytree: Any) -> None:
             assert "`pytree['encoder']`" in str(error)
         ```
     """
-    # Holding the objects keeps Python from reusing their `id`.
-    seen: dict[Any, tuple[Any, tuple[Any, ...]]] = {}
-    pending: list[tuple[Any, tuple[Any, ...]]] = [(pytree, ())]
-    while pending:
-        node, path = pending.pop()
-        key = id(node)
-        children = []
-        if isinstance(node, jax.Array | np.ndarray):
-            key = _memory(node)
-        elif jtu.all_leaves([node]):
-            continue
-        else:
-            children, _ = children_of(node)
-            if not children:
-                continue
-        if key in seen:
-            raise ValueError(_at_two_places(node, seen[key][1], path))
-        seen[key] = node, path
-        pending += [(child, (*path, *last)) for last, child in reversed(children)]
+    check_no_cycle("pytree", pytree)
+    seen: dict[Any, tuple[Any, ...]] = {}
+    for path, node in nodes_with_paths(pytree):
+        is_array = isinstance(node, jax.Array | np.ndarray)
+        if is_array or jtu.tree_structure(node).num_nodes > 1:
+            key = _memory(node) if is_array else id(node)
+            if key in seen:
+                raise ValueError(_at_two_places(node, seen[key], path))
+            seen[key] = path
 
 
 def _memory(array: Any) -> Any:
@@ -226,8 +213,6 @@ def _at_two_places(node: Any, first: tuple[Any, ...], second: tuple[Any, ...]) -
     what = type(node).__qualname__
     if isinstance(node, jax.Array | np.ndarray):
         what = f"array, {node.dtype}{list(node.shape)},"
-    elif second[: len(first)] == first:
-        return contains_itself(node, one, other)
     return (
         f"The same {what} is at `{one}` and at `{other}`. JAX makes two of it, which "
         "diverge at the first update. Keep it in one place and read it from there, or "
