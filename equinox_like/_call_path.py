@@ -215,7 +215,7 @@ def _sections(calls: Sequence[Any]) -> Iterator[tuple[Any, _Path]]:
                     path = ()
                 reached, common = i, _common(found)
                 if is_part and not steps:
-                    node = dict(_nodes(owner)).get(common, node)
+                    node = dict(nodes_with_paths(owner)).get(common, node)
                 else:
                     node, path = owner, (*map(_key, steps), *common, *path)
         yield node, path
@@ -239,7 +239,7 @@ def _original(node: Any, rebuilt: _Boundary, outer: _Boundary) -> Any:
     if len(alike) != len(places) or not is_sure:
         return None
     original = after[places[alike.index(place.idx)]]
-    original = dict(_nodes(original)).get(tuple(path))
+    original = dict(nodes_with_paths(original)).get(tuple(path))
     return original if type(original) is type(node) else None
 
 
@@ -248,8 +248,8 @@ def _arguments(call: _Boundary) -> list[Any]:
     return [call.function, *call.args, *named]
 
 
-def _nodes(tree: Any) -> list[tuple[_Path, Any]]:
-    """All nodes and leaves of a tree."""
+def nodes_with_paths(tree: Any) -> list[tuple[_Path, Any]]:
+    """All nodes and leaves of a tree, in the order in which JAX visits them."""
     found = []
 
     def visit(path, node):
@@ -262,7 +262,7 @@ def _nodes(tree: Any) -> list[tuple[_Path, Any]]:
 
 def _find(inner: Any, outer: Any) -> list[_Path]:
     """Where `outer` has `inner`, or else nodes of its type with the most of its arrays."""
-    nodes = _nodes(outer)
+    nodes = nodes_with_paths(outer)
     if same := [path for path, node in nodes if node is inner]:
         return same
     arrays = [(p, x) for p, x in jtu.tree_leaves_with_path(inner) if _is_array(x)]

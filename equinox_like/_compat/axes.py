@@ -9,8 +9,8 @@ Serves jax 0.10 to 0.12.
 - Within a `jax.shard_map` with `check_vma`, JAX's collectives raise an `AssertionError` for
   the name of an axis of `jax.vmap`. `psum` and `pmean` here take it: a primitive of ours
   sums over such names. Its batching rule is in `fancy_primitive_batchers` of
-  `jax.interpreters`, whose rules get the name of the axis. Without that table, JAX raises
-  its error. There is no fallback for `ad.deflinear2`.
+  `jax.interpreters`, whose rules get the name of the axis. There is no fallback for that
+  table, nor for `ad.deflinear2`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -60,7 +60,7 @@ def psum(x: Any, names: Any) -> Any:
     names = names if isinstance(names, tuple) else (names,)
     on_mesh = jax.sharding.get_abstract_mesh().manual_axes
     mapped = tuple(name for name in names if name not in on_mesh)
-    if mapped and on_mesh and isinstance(x, Tracer) and _is_supported:
+    if mapped and on_mesh and isinstance(x, Tracer):
         jax.lax.psum(1, mapped)  # raises NameError unless there are such axes
         x = _sum_p.bind(x, names=mapped)
         names = tuple(name for name in names if name in on_mesh)
@@ -70,14 +70,6 @@ def psum(x: Any, names: Any) -> Any:
 def pmean(x: Any, names: Any) -> Any:
     """`jax.lax.pmean` of an array."""
     return psum(x, names) / jax.lax.psum(1, names)
-
-
-def register(batchers: Any) -> bool:
-    """Registers the batching rule in this table; returns whether there is one."""
-    if batchers is None:
-        return False
-    batchers[_sum_p] = _batched
-    return True
 
 
 def _batched(
@@ -98,4 +90,4 @@ def _transposed(cotangent: Any, _: Any, *, names: Any) -> list[Any]:
 # Every `vmap` removes its name, so the primitive is neither evaluated nor lowered.
 _sum_p.def_abstract_eval(lambda x, *, names: x)
 ad.deflinear2(_sum_p, _transposed)
-_is_supported = register(getattr(batching, "fancy_primitive_batchers", None))
+batching.fancy_primitive_batchers[_sum_p] = _batched

@@ -16,8 +16,8 @@ Serves jax 0.10 to 0.12.
   These frames are below the last frame of `jax/_src/interpreters/partial_eval.py`, which
   makes all jaxprs. If a frame of `jax/_src/shard_map.py` is among them, the function is
   the body of a `shard_map`, which all devices run. If the first file no longer exists, no
-  frames are found. If the second file does not, a function is taken for the body of a
-  `shard_map` if there are manual axes.
+  frames are found. If the second file does not, no function is taken for such a body, and a
+  check in one tells of the device alone where it fails.
 - Once a call of a `jax.jit`-ed function has raised, later calls with the same cache key
   never take the C++ path again, and cost some 100 us each. Only the private
   `_clear_cache` resets this. It also drops the fast paths of other cache keys, which come
@@ -183,9 +183,6 @@ _TRACER = os.path.join(_JAX, "_src", "interpreters", "partial_eval.py")
 _SHARD_MAP = os.path.join(_JAX, "_src", "shard_map.py")
 
 
-_IS_SHARD_MAP_KNOWN = os.path.exists(_SHARD_MAP)
-
-
 def traced_frames(passed_over: tuple[str, ...]) -> tuple[tuple[Frame, ...], bool]:
     """Frames, outermost first, without JAX's and those in files that are passed over;
     and whether the innermost traced function is the body of a `shard_map`.
@@ -197,8 +194,6 @@ def traced_frames(passed_over: tuple[str, ...]) -> tuple[tuple[Frame, ...], bool
         code = frame.f_code
         filename = code.co_filename
         if filename == _TRACER:
-            if not _IS_SHARD_MAP_KNOWN:
-                in_shard_map = bool(jax.sharding.get_abstract_mesh().manual_axes)
             return tuple(reversed(found)), in_shard_map
         in_shard_map |= filename == _SHARD_MAP
         if not (

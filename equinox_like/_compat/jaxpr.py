@@ -2,15 +2,12 @@
 
 JAX has no public way to run a jaxpr with other constants.
 Serves jax 0.10 to 0.12: `jax.core.eval_jaxpr`, or `jax._src.core.eval_jaxpr` if the
-first no longer exists, since names are removed from `jax.core`. The fallback is
-`jax.extend.core.jaxpr_as_fun`, which needs a closed jaxpr, and whose module is slow to
-import.
+first no longer exists, since names are removed from `jax.core`.
 
 Under the flags `JAX_REMAT3`, `JAX_CUSTOM_JVP3`, `JAX_CUSTOM_VJP3` and `JAX_SCAN3` of jax
 0.12, one primitive stands for several: its parameter `_prim` holds the actual primitive.
 """
 
-import importlib
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -20,16 +17,7 @@ import jax.tree_util as jtu
 
 from . import find
 
-
-def by_extension(jaxpr: Any, consts: Sequence[Any], *args: Any) -> list[Any]:
-    """The same as `eval_jaxpr`, by `jax.extend`."""
-    core = importlib.import_module("jax.extend.core")
-    return core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, consts))(*args)
-
-
-eval_jaxpr: Callable[..., list[Any]] = (
-    find("eval_jaxpr", "jax.core", "jax._src.core") or by_extension
-)
+eval_jaxpr: Callable[..., list[Any]] = find("eval_jaxpr", "jax.core", "jax._src.core")
 """`eval_jaxpr(jaxpr, consts, *args)`: runs an open jaxpr."""
 
 

@@ -2,14 +2,13 @@
 
 JAX has no public way to define a primitive, nor to see a whole batch under `jax.vmap`.
 Serves jax 0.10 to 0.12: `Primitive` of `jax._src.core`, or of `jax.extend.core` (slow
-to import) if that no longer exists; the tables in `jax.interpreters`, and the class
-`ShapedArray` of `jax.core`. Without `fancy_primitive_batchers`, whose rules get the name of
-the axis of a `jax.vmap`, gradients of checkpointed loops, and `noinline`, cannot use that
-name. There is no fallback for the others: without them this file cannot be imported, nor
-what uses it: `nn`, `debug`, `internal` and the names in `_late.py`.
+to import) if that no longer exists; the tables in `jax.interpreters`, of which
+`fancy_primitive_batchers` has rules that get the name of the axis of a `jax.vmap`; and the
+class `ShapedArray` of `jax.core`. There is no fallback for the others: without them this
+file cannot be imported, nor what uses it: `nn`, `debug`, `internal` and the names in
+`_late.py`.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,8 +20,6 @@ from jax.interpreters import ad, batching, mlir
 from . import find
 
 Primitive: Any = find("Primitive", "jax._src.core", "jax.extend.core")
-if Primitive is None:
-    raise ImportError("This version of JAX has no `Primitive` where it was.")
 
 # For each of our primitives, a function of JAX's primitives alone: see `finalise.py`.
 finalisations: dict[Any, Callable[..., Any]] = {}
@@ -102,20 +99,11 @@ def new_primitive(name: str) -> Any:
     return primitive
 
 
-_rules_with_axis: Any = getattr(batching, "fancy_primitive_batchers", None)
-
-
-def register_batching(
-    primitive: Any, rule: Callable[..., Any], rules_with_axis: Any = _rules_with_axis
-) -> None:
+def register_batching(primitive: Any, rule: Callable[..., Any]) -> None:
     """Batches the primitive by `rule(name, args, axes, **params)`.
 
-    `name` is that of the axis of the `jax.vmap`, for collectives within the primitive;
-    or `None`, without the table whose rules get it.
+    `name` is that of the axis of the `jax.vmap`, for collectives within the primitive.
     """
-    if rules_with_axis is None:
-        batching_rules[primitive] = functools.partial(rule, None)
-        return
 
     def with_axis(axis, args, axes, /, **params):
         if any(i is not None for i in axes):
@@ -123,7 +111,7 @@ def register_batching(
         out = primitive.bind(*args, **params)
         return out, [None] * len(out)
 
-    rules_with_axis[primitive] = with_axis
+    batching.fancy_primitive_batchers[primitive] = with_axis
 
 
 def lower_as(primitive: Any, function: Callable[..., Sequence[Any]]) -> None:

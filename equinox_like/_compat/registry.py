@@ -51,7 +51,7 @@ def _works(registry: Any) -> bool:
     leaves, treedef = registry.flatten((example, {"b": 4, "a": 3}, None))
     example.cached = (1, [2]), second
     _, other = registry.flatten((example, {"b": 4, "a": 3}, None))
-    node, dictionary, none = treedef.children()
+    nodes = [child.node_data() for child in treedef.children()]
     leaf = registry.flatten(0)[1]
     made = leaf.from_node_data_and_children(registry, (_Example, first), [leaf, leaf])
     level = jtu.default_registry.flatten_one_level
@@ -59,11 +59,8 @@ def _works(registry: Any) -> bool:
         leaves == [1, 2, 3, 4]
         and treedef != other
         and hash(treedef) == hash(other)
-        and node.node_data() == (_Example, first)
-        and dictionary.node_data() == (dict, ["a", "b"])
-        and none.node_data() == (type(None), None)
+        and nodes == [(_Example, first), (dict, ["a", "b"]), (type(None), None)]
         and leaf.node_data() is None
-        and made.num_leaves == 2
         and made.unflatten([5, 6]) == (first, (5, 6))
         and level(0) is None
         and list(level([7, 8])[0]) == [7, 8]

@@ -9,9 +9,8 @@ JAX has no stable way to ask. Serves jax 0.10 to 0.12.
   for them if it holds a check. If they are not found, the call does not wait, and JAX
   raises the error when the result is used.
 - `at_top_level` is needed because JAX donates buffers also under eager `vmap`, `grad` and
-  `vjp`, where the caller still needs them. It is `jax._src.core.trace_state_clean`, which
-  takes 0.2 us a call. The fallback is `jax.extend.core.get_opaque_trace_state`, which takes
-  0.35 us, and whose module is slow to import.
+  `vjp`, where the caller still needs them. It is `jax._src.core.trace_state_clean`. The
+  fallback is to answer no: then no buffer is donated.
 - `trace_context` explains why a function is retraced. It is
   `jax._src.config.trace_context`, which is in JAX's cache keys. The fallback is the values
   of `jax.config`.
@@ -32,9 +31,7 @@ JAX has no stable way to ask. Serves jax 0.10 to 0.12.
   does not warn that such a function hides arrays.
 """
 
-import importlib
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -50,12 +47,7 @@ _HOLD = ("val", "primal")
 
 def scope_type(name: str) -> Callable[[str], Any]:
     """What makes the context manager `jax.named_scope(name)`, faster than that."""
-    kind: Any = type(jax.named_scope(name))
-    try:
-        kind(name)
-    except TypeError:
-        return jax.named_scope
-    return kind
+    return type(jax.named_scope(name))
 
 
 def known_array(x: Any) -> jax.Array | None:
@@ -74,21 +66,6 @@ def within_program() -> bool:
     return not at_top_level() and isinstance(lax.neg(np.int32(0)), Tracer)
 
 
-def find_top_level(core: Any) -> Callable[[], bool]:
-    """`at_top_level`, from `jax._src.core` or by public means."""
-    return getattr(core, "trace_state_clean", None) or by_opaque_state()
-
-
-def by_opaque_state() -> Callable[[], bool]:
-    """`at_top_level` by comparison with the trace state of a new thread."""
-    state = importlib.import_module("jax.extend.core").get_opaque_trace_state
-    found = []
-    thread = threading.Thread(target=lambda: found.append(state()))
-    thread.start()
-    thread.join()
-    return lambda: state() == found[0]
-
-
 def find_context(config: Any) -> Callable[[], Any]:
     """`trace_context`, from `jax._src.config` or by public means."""
     return getattr(config, "trace_context", lambda: tuple(settings().items()))
@@ -104,7 +81,9 @@ def settings() -> dict[str, Any]:
     return {name: getattr(jax.config, name, None) for name in names}
 
 
-at_top_level: Callable[[], bool] = find_top_level(private("core"))
+_core = private("core")
+
+at_top_level: Callable[[], bool] = getattr(_core, "trace_state_clean", lambda: False)
 """Whether no JAX transformation is active in this thread."""
 
 trace_context: Callable[[], Any] = find_context(private("config"))
@@ -118,16 +97,13 @@ def find_trace(core: Any) -> Callable[[], Any]:
     return object
 
 
-current_trace: Callable[[], Any] = find_trace(private("core"))
+current_trace: Callable[[], Any] = find_trace(_core)
 """The trace that processes operations now (or evaluates them); compare it by `is`."""
 
 
 def is_of_current_trace(x: Any) -> bool:
     """Whether `x` is a tracer of the current trace, not an array or an outer tracer."""
     return isinstance(x, Tracer) and getattr(x, "_trace", None) is current_trace()
-
-
-_core = private("core")
 
 
 def mapped_at_once(arrays: Iterable[Any], core: Any = _core) -> bool:

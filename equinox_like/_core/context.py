@@ -13,7 +13,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ContextDecorator
 from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 import jax
@@ -138,7 +138,7 @@ class Context(Generic[_V]):
         )
 
 
-class Entering:
+class Entering(ContextDecorator):
     """A [`equinox_like.Context`][] with a value to set: for `with`, or as decorator."""
 
     def __init__(self, context: Context[Any], value: Any, key: Any):
@@ -189,13 +189,7 @@ class Entering:
                 "see its value. Use `with` inside the function, around code that has "
                 "neither."
             )
-
-        @functools.wraps(function)
-        def call(*args, **kwargs):
-            with self:
-                return function(*args, **kwargs)
-
-        return call
+        return super().__call__(function)
 
 
 class _Thread(threading.local):

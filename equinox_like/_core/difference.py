@@ -8,13 +8,13 @@ than it was compiled for. Loops use it to compare the carry before and after a s
 import dataclasses
 import enum
 import functools
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import jax.tree_util as jtu
 import numpy as np
 
+from .._module.instance import code_of, function_of
 from .._module.module import BoundMethod, Module, as_pytree
 from .._tree.filters import is_array, is_number
 from .._tree.nodes import (
@@ -208,9 +208,7 @@ _SIMPLE: Final = int | float | complex | str | bytes | tuple | list | dict | set
 
 
 def _code_or_itself(fun: Any) -> Any:
-    while isinstance(fun, functools.partial):
-        fun = fun.func
-    return getattr(inspect.unwrap(fun), "__code__", fun)
+    return code_of(fun) or function_of(fun)
 
 
 def _fix(old: Any, new: Any, is_field: bool) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 
 from .._annotations import signature_of
 from .._compat.errors import is_unconverted_error
-from .._module.instance import function_of, name_of
+from .._module.instance import code_of, function_of, name_of
 from .._tree.filters import has_conversion, is_array
 from .._tree.nodes import MAKE_A_PYTREE, path_str, with_article
 from .._tree.require import named_arguments
@@ -35,11 +35,7 @@ def show_as(made: _F, fun: Any, names: Callable[[], Sequence[str] | None]) -> _F
     made.__doc__ = getattr(fun, "__doc__", None)
     attributes["__signature__"] = _Names(names)
     source = inspect.unwrap(function_of(fun))
-    code = (
-        getattr(source, "__code__", None)
-        or getattr(type(source).__call__, "__code__", None)
-        or _BUILTIN
-    )
+    code = code_of(source) or code_of(type(source).__call__) or _BUILTIN
     # Has the code of `fun`, and so its file and line, but does not keep `fun` alive.
     cells = tuple(types.CellType() for _ in code.co_freevars)
     attributes["__wrapped__"] = types.FunctionType(code, {}, made.__name__, None, cells)

@@ -17,11 +17,11 @@ from .._tree.cycles import check_no_cycle
 from .._tree.filters import is_inexact_array_like
 from .._tree.require import explain_call
 from .fields import (
+    CONVERTER,
+    STATIC,
+    TRAINABLE,
     add_note_on_abstract_fields,
-    converter_of,
     find_abstract_variables,
-    is_static,
-    is_trainable,
     raise_abstract_class,
     raise_abstract_variables,
 )
@@ -57,14 +57,16 @@ class ModuleSpec:
         self.cls = cls
         self.fields = fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
         self.names = names = tuple(f.name for f in fields)
-        self.dynamic = tuple(f.name for f in fields if not is_static(f))
-        self.static = tuple(f.name for f in fields if is_static(f))
+        self.dynamic = tuple(f.name for f in fields if not f.metadata.get(STATIC))
+        self.static = tuple(f.name for f in fields if f.metadata.get(STATIC))
         # Dynamic fields whose arrays are not parameters: `field(trainable=False)`.
-        self.buffers = frozenset(f.name for f in fields if not is_trainable(f))
+        self.buffers = frozenset(
+            f.name for f in fields if not f.metadata.get(TRAINABLE, True)
+        )
         self.converters = tuple(
             (f.name, convert)
             for f in fields
-            if (convert := converter_of(f)) is not None
+            if (convert := f.metadata.get(CONVERTER)) is not None
         )
         self.no_init = tuple(f.name for f in fields if not f.init)
         self.checks: tuple[Callable[[Any], None], ...] = tuple(
@@ -83,11 +85,8 @@ class ModuleSpec:
         )
         # Whether instances never change.
         self.is_immutable = is_immutable
-        # Whether assignment goes to our own `__setattr__`, which may be bypassed. It tells
-        # of a field that is also a property.
-        self.plain_setattr = plain_setattr and not any(
-            isinstance(getattr(cls, name, None), property) for name in names
-        )
+        # Whether assignment goes to our own `__setattr__`, which may be bypassed.
+        self.plain_setattr = plain_setattr
         # Whether `object.__new__` alone makes an empty instance.
         self.new_is_plain = (
             cls.__new__ is make_instance
@@ -287,6 +286,8 @@ def _initialise(made: Any, cls: Any, spec: ModuleSpec, args: Any, kwargs: Any) -
             cls.__init__(made, *args, **kwargs)
         else:  # faster
             cls.__init__(made, *args)
+        if spec.abstract_variables:
+            raise_abstract_variables(cls, spec.abstract_variables, "attributes")
         try:
             values = spec.read_all(made)
         except AttributeError:
@@ -294,9 +295,7 @@ def _initialise(made: Any, cls: Any, spec: ModuleSpec, args: Any, kwargs: Any) -
             raise
     finally:
         _unset(made, ASSIGNABLE)
-    if spec.converters or spec.abstract_variables:
-        return _convert(made, spec)
-    return values
+    return _convert(made, spec) if spec.converters else values
 
 
 def filled(cls: type, fields: dict[str, Any]) -> Any:
@@ -346,9 +345,6 @@ def _is_finished(self: Any, spec: ModuleSpec) -> bool:
 
 
 def _convert(self: Any, spec: ModuleSpec) -> Any:
-    """Raises if abstract variables have no value, and applies the converters."""
-    if spec.abstract_variables:
-        raise_abstract_variables(type(self), spec.abstract_variables, "attributes")
     for name, convert in spec.converters:
         try:
             _set(self, name, convert(getattr(self, name)))
@@ -367,8 +363,6 @@ def _own_fields(self: Any, spec: ModuleSpec) -> Any:
 
 
 def _require_all_fields(self: Any, spec: ModuleSpec) -> None:
-    if spec.abstract_variables:
-        raise_abstract_variables(type(self), spec.abstract_variables, "attributes")
     for field in spec.fields:
         if not hasattr(self, field.name):
             fix = "or give the field a default"

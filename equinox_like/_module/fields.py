@@ -7,6 +7,7 @@ parameters."""
 
 import dataclasses
 import sys
+import types
 import typing
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeVar
@@ -17,9 +18,9 @@ from .._tree.cached import MISSING, Attribute
 from .._tree.registry import FLAT
 from .flatten import ASSIGNABLE, AUX
 
-_CONVERTER = "converter"
-_STATIC = "static"
-_TRAINABLE = "trainable"
+CONVERTER = "converter"
+STATIC = "static"
+TRAINABLE = "trainable"
 
 
 def field(
@@ -64,7 +65,7 @@ def field(
         ```
     """
     metadata = dict(kwargs.pop("metadata", None) or {})
-    for reserved in (_CONVERTER, _STATIC, _TRAINABLE):
+    for reserved in (CONVERTER, STATIC, TRAINABLE):
         if reserved in metadata:
             raise ValueError(
                 f"`field(metadata=...)` cannot have the key {reserved!r}: pass "
@@ -75,24 +76,12 @@ def field(
             raise TypeError(
                 f"`field(converter=...)` must be callable; got {converter!r}."
             )
-        metadata[_CONVERTER] = converter
+        metadata[CONVERTER] = converter
     if static:
-        metadata[_STATIC] = True
+        metadata[STATIC] = True
     if not trainable:
-        metadata[_TRAINABLE] = False
+        metadata[TRAINABLE] = False
     return dataclasses.field(metadata=metadata, **kwargs)
-
-
-def is_static(f: dataclasses.Field) -> bool:
-    return bool(f.metadata.get(_STATIC, False))
-
-
-def is_trainable(f: dataclasses.Field) -> bool:
-    return bool(f.metadata.get(_TRAINABLE, True))
-
-
-def converter_of(f: dataclasses.Field) -> Callable[[Any], Any] | None:
-    return f.metadata.get(_CONVERTER)
 
 
 # The attribute with the abstract variables of a class's own body, from name to kind.
@@ -168,18 +157,6 @@ def is_dunder(name: str) -> bool:
 _T = TypeVar("_T")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Alias:
-    """The value of `AbstractVar[T]` at run time."""
-
-    origin: type
-    parameter: Any
-
-    def __repr__(self) -> str:
-        name = getattr(self.parameter, "__qualname__", repr(self.parameter))
-        return f"equinox_like.{self.origin.__name__}[{name}]"
-
-
 class _Abstract:
     def __init__(self) -> None:
         raise TypeError(
@@ -187,13 +164,13 @@ class _Abstract:
             f"{type(self).__name__}[int]`."
         )
 
-    def __class_getitem__(cls, parameter: Any) -> _Alias:
-        if isinstance(parameter, tuple):
+    def __class_getitem__(cls, parameter: Any) -> Any:
+        if isinstance(parameter, tuple) and len(parameter) != 1:
             raise TypeError(
                 f"`{cls.__name__}` takes one type, as in `{cls.__name__}[int]`; got "
                 f"{len(parameter)}."
             )
-        return _Alias(cls, parameter)
+        return types.GenericAlias(cls, parameter)
 
 
 if TYPE_CHECKING:
@@ -329,11 +306,11 @@ def _kind_of(cls: type, annotation: Any) -> tuple[Any, bool]:
 
     A string is not evaluated, because it may refer to names that do not exist yet.
     """
-    if type(annotation) is _Alias:
-        return annotation.origin, True
     if not isinstance(annotation, str):
-        is_bare = annotation is AbstractVar or annotation is AbstractClassVar
-        return annotation if is_bare else None, False
+        origin = typing.get_origin(annotation)
+        kind = annotation if origin is None else origin
+        is_abstract = kind is AbstractVar or kind is AbstractClassVar
+        return kind if is_abstract else None, origin is not None
     head = _head(annotation)
     kind = _KINDS.get(head.rpartition(".")[2])
     if kind is None:

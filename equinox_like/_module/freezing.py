@@ -5,10 +5,9 @@ optimiser may still change the array by weight decay or momentum. A frozen part 
 `Frozen`, a Module whose only field is a `field(trainable=False)`.
 """
 
-import itertools
 import operator
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +21,7 @@ from .._tree.filters import array_filter, is_array_like, is_inexact_array
 from .._tree.nodes import children_of, describe_node, leaf_paths, listed, plain_path
 from .._tree.partitioning import map_arrays, map_nodes, tree_filter
 from .._tree.paths import matches_above
-from .._tree.registry import register_cached
+from .._tree.registry import CachedType, register_cached
 from .._tree.strict import compared_as_trees
 from .construct import filled
 from .fields import field
@@ -107,32 +106,22 @@ def trainable_leaves(
 ) -> list[bool]:
     """For each leaf, whether it is a parameter that is not in a `trainable=False` field."""
     flags: list[bool] = []
-    # The last one goes on where the others stopped; no recursion, since trees may be deep.
-    open_nodes = [iter(jtu.tree_leaves(tree, is_leaf=_has_buffers))]
-    while open_nodes:
-        node = next(open_nodes[-1], _END)
-        if node is _END:
-            open_nodes.pop()
+    # The next one is last; no recursion, since trees may be deep.
+    pending = [(tree, False)]
+    while pending:
+        node, is_buffer = pending.pop()
+        if is_buffer:
+            flags += [False] * len(jtu.tree_leaves(node))
         elif _has_buffers(node):
-            open_nodes.append(_parts_of(node))
+            buffers = node._module_spec_.buffers
+            for path, child in reversed(children_of(node)[0]):
+                pending.append((child, path[0].name in buffers))
+        elif jtu.all_leaves([node]):
+            flags.append(is_parameter(node))
         else:
-            flags.append(node is not _BUFFER and is_parameter(node))
+            parts = jtu.tree_leaves(node, is_leaf=_has_buffers)
+            pending += [(part, False) for part in reversed(parts)]
     return flags
-
-
-_BUFFER: Final = object()
-_END: Final = object()
-
-
-def _parts_of(node: Any) -> Iterator[Any]:
-    """The leaves of a node that has buffers, `_BUFFER` for those that are in one; and the
-    nodes below it that have buffers, whole."""
-    buffers = node._module_spec_.buffers
-    for path, child in children_of(node)[0]:
-        if path[0].name in buffers:
-            yield from itertools.repeat(_BUFFER, len(jtu.tree_leaves(child)))
-        else:
-            yield from jtu.tree_leaves(child, is_leaf=_has_buffers)
 
 
 class _ToContent(jtu.GetAttrKey):
@@ -330,4 +319,4 @@ jtu.register_pytree_with_keys(
     Frozen, lambda node: (((_ToContent(), node.value),), None), _unflatten, _flatten
 )
 compared_as_trees.add(Frozen)  # although its `==` is that of an array
-register_cached(Frozen, _flatten, _unflatten, lambda _: ("value",))
+register_cached(Frozen, CachedType(_flatten, _unflatten, lambda _: ("value",)))

@@ -117,11 +117,7 @@ class Immutable(Shown, Node):
         def __setattr__(self, name: str, value: Any) -> None:
             # `Cls[int](...)` sets `__orig_class__` on the instance; it is not in the tree.
             if name in self._assignable_ or name == "__orig_class__":
-                try:
-                    _set(self, name, value)
-                except AttributeError as error:
-                    _add_note_on_property(self, name, error)
-                    raise
+                _set(self, name, value)
             else:
                 raise_assignment_error(self, name)
 
@@ -148,16 +144,6 @@ class Immutable(Shown, Node):
         raw_dict(self).pop(ASSIGNABLE, None)  # if a `__new__` of the user's was called
 
 
-def _add_note_on_property(self: Any, name: str, error: AttributeError) -> None:
-    """Adds to the error of an assignment that a property has the name of the field."""
-    if isinstance(getattr(type(self), name, None), property):
-        error.add_note(
-            f"'{name}' of {type_name(self)} is both a field and a property: rename one of "
-            "them. A base class that leaves the choice to its subclasses declares "
-            f"`{name}: AbstractVar[...]` in place of a field."
-        )
-
-
 def raise_assignment_error(self: Any, name: str) -> NoReturn:
     raise dataclasses.FrozenInstanceError(_why_immutable(self, name))
 
@@ -171,11 +157,6 @@ def _why_immutable(self: Any, name: str) -> str:
             f"Cannot set '{name}' on {owner}: it is not a field. Declare it, as in "
             f"`{name}: SomeType`, in the body of the class."
             + did_you_mean(name, unset, "`self.{}`")
-        )
-    if name == "__isabstractmethod__":
-        return (
-            f"Cannot mark {owner} as abstract: put `@abstractmethod` below the other "
-            "decorators, directly above the method."
         )
     if self._wraps_callables_ and name not in spec.names:
         return (
@@ -197,34 +178,17 @@ def _why_immutable(self: Any, name: str) -> str:
 
 
 def render(node: Any, path: str | None, subtree_renderer: Any) -> Any:
-    """A dataclass as treescope shows it, with its static fields marked.
+    """A dataclass as treescope shows it.
 
-    Arguments and result are those of `__treescope_repr__`. The names of static fields
-    are in italics, with a remark `# static` if the field has its own line.
+    Arguments and result are those of `__treescope_repr__`.
     """
-    from treescope import formatting_util, rendering_parts as parts
+    from treescope import formatting_util, repr_lib
 
-    children = []
-    for field in dataclasses.fields(node):
-        if not field.repr:
-            continue
-        name, remarks = parts.text(field.name), []
-        if field.metadata.get("static", False):
-            name = parts.custom_style(name, "font-style: italic")
-            remarks = [parts.comment_color(parts.text("  # static"))]
-        if hasattr(node, field.name):
-            below = None if path is None else f"{path}.{field.name}"
-            value = subtree_renderer(getattr(node, field.name), path=below)
-        else:
-            value = parts.text("<uninitialised>")
-        children.append(
-            parts.siblings_with_annotations(name, "=", value, extra_annotations=remarks)
-        )
-    return parts.build_foldable_tree_node_from_children(
-        prefix=parts.render_dataclass_constructor(node),
-        children=children,
-        suffix=")",
-        comma_separated=True,
-        path=path,
-        background_color=formatting_util.color_from_string(type(node).__qualname__),
+    shown = [f.name for f in dataclasses.fields(node) if f.repr]
+    return repr_lib.render_object_constructor(
+        type(node),
+        {name: getattr(node, name) for name in shown if hasattr(node, name)},
+        path,
+        subtree_renderer,
+        color=formatting_util.color_from_string(type(node).__qualname__),
     )

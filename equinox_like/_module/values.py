@@ -48,8 +48,6 @@ _TRANSFORMED: Final = (types.FunctionType, JITTED, jax.custom_jvp, jax.custom_vj
 _CONTAINERS: Final = frozenset(
     {list, dict, set, bytearray, deque, OrderedDict, defaultdict, Counter}
 )
-# Types of callables that may refer to an instance where JAX does not see it.
-_OPAQUE: Final = frozenset({*_TRANSFORMED, types.MethodType, functools.partial})
 # Values of these types do not hold callables: plain values, arrays, and Modules, which
 # were checked when they were constructed. Array types and Modules are added when they
 # occur.
@@ -134,7 +132,8 @@ def check_callables(self: Any, fields: Fields) -> None:
         if type(value) in harmless_types or not may_hold_callable(value):
             continue
         check_no_cycle(f"self.{name}", value, harmless_types)
-        for _ in _that_hide_arrays(value, self):
+        leaves = leaves_of(value, is_leaf=_is_module)
+        if any(_hides_arrays(leaf, self) for leaf in leaves):
             warn(
                 f"A JAX-transformed callable is being set as field '{name}' of "
                 f"{type_name(self)}. JAX does not look inside `jax.vmap(layer)`, "
@@ -145,14 +144,12 @@ def check_callables(self: Any, fields: Fields) -> None:
             )
 
 
-def _that_hide_arrays(value: Any, self: Any) -> Iterator[Any]:
-    """The JAX-transformed callables in `value` with arrays that are not of `self`."""
-    for leaf in leaves_of(value, is_leaf=_is_module):
-        if isinstance(leaf, _TRANSFORMED) and any(
-            not _is_of(wrapped, self) and any(map(is_array_like, leaves_of(wrapped)))
-            for wrapped in _wrapped_by(leaf)
-        ):
-            yield leaf
+def _hides_arrays(leaf: Any, self: Any) -> bool:
+    """Whether it is a JAX-transformed callable with arrays that are not of `self`."""
+    return isinstance(leaf, _TRANSFORMED) and any(
+        not _is_of(wrapped, self) and any(map(is_array_like, leaves_of(wrapped)))
+        for wrapped in _wrapped_by(leaf)
+    )
 
 
 def check_values(self: Any, fields: Fields) -> None:
@@ -161,23 +158,18 @@ def check_values(self: Any, fields: Fields) -> None:
         if contains(value, self):
             _raise_contains_itself(self, name)
         check_no_cycle(f"self.{name}", value)
-        wrappers: list[Any] = []
-        leaves = leaves_of(value, is_leaf=_collector(wrappers))
-        if wrappers or not _OPAQUE.isdisjoint(map(type, leaves)):
-            _check_opaque(self, name, [*leaves, *wrappers])
-
-
-def _check_opaque(self: Any, name: str, leaves: list[Any]) -> None:
-    for leaf in leaves:
-        if isinstance(leaf, types.MethodType) and leaf.__self__ is self:
-            _raise_contains_itself(self, name)
-    if any(_is_of(part, self) for leaf in leaves for part in _inside(leaf)):
-        warn(
-            f"Field '{name}' of {type_name(self)} holds a callable that refers to the "
-            f"{type(self).__qualname__} itself, where JAX does not see it. It keeps "
-            "the arrays of this instance, even in updated copies. Define a method "
-            "instead."
-        )
+        nodes: Any = []
+        leaves_of(value, is_leaf=nodes.append)  # which returns `None`: not a leaf
+        for node in nodes:
+            if isinstance(node, types.MethodType) and node.__self__ is self:
+                _raise_contains_itself(self, name)
+        if any(_is_of(part, self) for node in nodes for part in _inside(node)):
+            warn(
+                f"Field '{name}' of {type_name(self)} holds a callable that refers to the "
+                f"{type(self).__qualname__} itself, where JAX does not see it. It keeps "
+                "the arrays of this instance, even in updated copies. Define a method "
+                "instead."
+            )
 
 
 def _raise_contains_itself(self: Any, name: str) -> NoReturn:
@@ -194,17 +186,6 @@ def leaves_of(value: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[
         return jtu.tree_leaves(value, is_leaf)
     except Exception:
         return []  # for example, a dictionary whose keys cannot be sorted
-
-
-def _collector(found: list[Any]) -> Callable[[Any], bool]:
-    """A function for `is_leaf` that appends each node that wraps a callable to `found`."""
-
-    def visit(node):
-        if isinstance(node, jtu.Partial) or _is_transformed(node):
-            found.append(node)
-        return False
-
-    return visit
 
 
 def _static_copy(value: Any) -> Any:
@@ -232,10 +213,6 @@ def _is_module(node: Any) -> bool:
     return isinstance(node, Node)
 
 
-def _is_transformed(node: Any) -> bool:
-    return isinstance(node, Node) and node._wraps_callables_
-
-
 def _wrapped_by(fun: Any) -> Iterator[Any]:
     todo, seen = wrapped_by(fun), {id(fun)}
     for inner in todo:
@@ -253,7 +230,9 @@ def _inside(leaf: Any) -> Iterator[Any]:
         for part in (leaf.func, shown, *leaf.args, *leaf.keywords.values()):
             yield part
             yield from _inside(part)
-    elif isinstance(leaf, _TRANSFORMED) or _is_transformed(leaf):
+    elif isinstance(leaf, _TRANSFORMED) or (
+        _is_module(leaf) and leaf._wraps_callables_
+    ):
         yield from _wrapped_by(leaf)
 
 

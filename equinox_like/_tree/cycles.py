@@ -43,7 +43,10 @@ def check_no_cycle(name: str, tree: Any, stop: _Types = frozenset()) -> None:
         steps = (step for step, x in children_of(parent)[0] if x is child)
         paths.append(path_str(next(steps, ()), paths[-1]))
     above = paths[list(map(id, nodes)).index(id(nodes[-1]))]
-    raise ValueError(contains_itself(nodes[-1], above, paths[-1])) from None
+    raise ValueError(
+        f"The {type(nodes[-1]).__qualname__} at `{above}` contains itself, at "
+        f"`{paths[-1]}`. A tree has no cycles: refer to it by a name or an index instead."
+    ) from None
 
 
 def check_no_cycles(function: Any, args: Any, kwargs: Any) -> None:
@@ -57,13 +60,6 @@ def name_cycle(error: Exception, function: Any, args: Any, kwargs: Any) -> None:
     """Raises in place of an error that flattening such an argument caused."""
     if isinstance(error, RecursionError | SystemError):
         check_no_cycles(function, args, kwargs)
-
-
-def contains_itself(node: Any, above: str, below: str) -> str:
-    return (
-        f"The {type(node).__qualname__} at `{above}` contains itself, at `{below}`. A tree "
-        "has no cycles: refer to it by a name or an index instead."
-    )
 
 
 def contains(tree: Any, node: Any) -> bool:
@@ -174,8 +170,7 @@ def tree_check(pytree: Any) -> None:
     **Raises:**
 
     `ValueError` for the first such array or node, naming its type and both paths. Two
-    JAX arrays that share a buffer without being one object are not detected; two NumPy
-    arrays that are the same view of the same memory are.
+    arrays that share memory without being one object are not detected.
 
     !!! example
 
@@ -192,33 +187,18 @@ def tree_check(pytree: Any) -> None:
             assert "`pytree['encoder']`" in str(error)
         ```
     """
-    # Holding the objects keeps Python from reusing their `id`.
-    seen: dict[Any, tuple[Any, tuple[Any, ...]]] = {}
+    check_no_cycle("pytree", pytree)
+    # Holding the nodes keeps Python from reusing their `id`.
+    seen: dict[int, tuple[Any, tuple[Any, ...]]] = {}
     pending: list[tuple[Any, tuple[Any, ...]]] = [(pytree, ())]
-    while pending:
+    while pending:  # no recursion, since trees may be deep
         node, path = pending.pop()
-        key = id(node)
-        children = []
-        if isinstance(node, jax.Array | np.ndarray):
-            key = _memory(node)
-        elif jtu.all_leaves([node]):
-            continue
-        else:
-            children, _ = children_of(node)
-            if not children:
-                continue
-        if key in seen:
-            raise ValueError(_at_two_places(node, seen[key][1], path))
-        seen[key] = node, path
+        children = [] if jtu.all_leaves([node]) else children_of(node)[0]
+        if children or isinstance(node, jax.Array | np.ndarray):
+            if id(node) in seen:
+                raise ValueError(_at_two_places(node, seen[id(node)][1], path))
+            seen[id(node)] = node, path
         pending += [(child, (*path, *last)) for last, child in reversed(children)]
-
-
-def _memory(array: Any) -> Any:
-    """A key that is equal for two arrays if they are the same."""
-    if isinstance(array, np.ndarray) and array.size:
-        where, _ = array.__array_interface__["data"]
-        return where, array.shape, array.strides, array.dtype.str
-    return id(array)
 
 
 def _at_two_places(node: Any, first: tuple[Any, ...], second: tuple[Any, ...]) -> str:
@@ -226,8 +206,6 @@ def _at_two_places(node: Any, first: tuple[Any, ...], second: tuple[Any, ...]) -
     what = type(node).__qualname__
     if isinstance(node, jax.Array | np.ndarray):
         what = f"array, {node.dtype}{list(node.shape)},"
-    elif second[: len(first)] == first:
-        return contains_itself(node, one, other)
     return (
         f"The same {what} is at `{one}` and at `{other}`. JAX makes two of it, which "
         "diverge at the first update. Keep it in one place and read it from there, or "

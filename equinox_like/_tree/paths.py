@@ -232,19 +232,15 @@ def _length(pattern: str, paths: Collection[str]) -> str:
 def _compiled(pattern: str) -> re.Pattern[str]:
     pattern = _with_plain_keys(pattern.removeprefix("."))
     parts = re.split(r"(\\.|\*\*\.?|\*)", pattern)
-    return re.compile("".join(map(_expression, parts)))
+    return re.compile("".join(_EXPRESSIONS.get(x, re.escape(x)) for x in parts))
 
 
-def _expression(part: str) -> str:
-    if part == "**.":  # matches no component too, and then there is no dot
-        return r"(?:.*\.)?"
-    if part == "**":
-        return ".*"
-    if part == r"\*":  # a backslash of a key is doubled, as in `repr`
-        return r"\*"
-    return r"[^.\[\]]*" if part == "*" else re.escape(part)
-
-
+_EXPRESSIONS = {
+    "**.": r"(?:.*\.)?",  # matches no component too, and then there is no dot
+    "**": ".*",
+    "*": r"[^.\[\]]*",
+    r"\*": r"\*",  # a backslash of a key is doubled, as in `repr`
+}
 # A key of a dictionary that is a string.
 _KEY = re.compile(r"""\[(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\]""")
 # Characters that stand for those that separate components, where a key contains them.

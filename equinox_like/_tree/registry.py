@@ -36,12 +36,11 @@ from .nodes import flatten_with_nodes
 from .strict import (
     Interned,
     InternTable,
+    StaticLeaf,
     fold_treedef,
     has_hash,
     is_compared_by_identity,
-    strict_key,
     strict_treedef,
-    strict_types,
 )
 
 
@@ -49,11 +48,12 @@ class CachedType(NamedTuple):
     """How JAX's registry flattens and builds a cached node."""
 
     flatten: Callable[[Any], tuple[Sequence[Any], Any]]
-    unflatten: Callable[[Any, Sequence[Any]], Any]
-    # The names of the fields of a node with this aux data, if it may be lazy.
+    unflatten: Callable[[Any, Any], Any]
+    # The names of the fields of a node with this aux data, if it may be lazy: if the class
+    # has an `Attribute` for each.
     lazy_fields: Callable[[Any], Sequence[str]]
     # Whether an instance never changes, so that its parent may cache its content.
-    is_immutable: bool
+    is_immutable: bool = True
 
 
 cached_types: Final[dict[type, CachedType]] = {}
@@ -62,50 +62,21 @@ cached_types: Final[dict[type, CachedType]] = {}
 FLAT: Final = "_flat_"
 
 
-class StaticLeaf:
-    """A static leaf as a node without children. It is its own aux data."""
-
-    __slots__ = ("_key", "value")
-
-    def __init__(self, value: Any):
-        self.value = value
-        self._key: Any = None
-
-    @property
-    def key(self) -> Any:
-        if self._key is None:
-            self._key = strict_key((self.value,))
-        return self._key
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is StaticLeaf and self.key == other.key
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def __repr__(self) -> str:
-        return repr(self.value)
-
-
 class UserNode:
-    """An output's node that is registered with JAX only, and everything below it."""
+    """A tree that JAX builds: in an output, a node that is registered with JAX only."""
 
-    __slots__ = ("_rest", "kind", "statics")
+    __slots__ = ("statics", "treedef")
 
-    def __init__(self, treedef: Any, statics: Sequence[StaticLeaf | None]):
-        """`statics` has, for each leaf, a `StaticLeaf` or `None` for an array."""
-        self.kind = treedef.node_data()[0]
-        self._rest = treedef
-        self.statics = statics
+    def __init__(self, treedef: Any, leaves: Sequence[Any]):
+        self.treedef = treedef
+        # For each leaf, a `StaticLeaf` or `None` for an array.
+        self.statics = [None if is_array(x) else StaticLeaf(x) for x in leaves]
 
     def build(self, data: Sequence[Any]) -> Any:
         arrays = iter(data)
-        return self._rest.unflatten(
+        return self.treedef.unflatten(
             next(arrays) if x is None else x.value for x in self.statics
         )
-
-
-strict_types.add(StaticLeaf)
 
 
 class MutableChild:
@@ -468,10 +439,8 @@ class OwnRegistry:
                 or self._is_namedtuple_of_jax(kind)
             ):
                 return None
-            flat = [next(leaves) for _ in range(part.num_leaves)]
-            statics = [None if is_array(x) else StaticLeaf(x) for x in flat]
-            user_node = UserNode, UserNode(part, statics)
-            return self._node(user_node, [self._leaf] * statics.count(None))
+            made = UserNode(part, list(itertools.islice(leaves, part.num_leaves)))
+            return self._node((UserNode, made), [self._leaf] * made.statics.count(None))
 
         def make(node, parts):
             kind, aux = node
@@ -544,7 +513,7 @@ def _can_wait(kind: type, data: Any) -> bool:
     """Whether building such a node runs no user code, so that it can be delayed."""
     if kind in cached_types:
         return data.can_wait
-    kind = data.kind if kind is UserNode else kind
+    kind = data.treedef.node_data()[0] if kind is UserNode else kind
     return (
         kind is StaticLeaf
         or kind in _BUILT_IN
@@ -592,16 +561,7 @@ class PublicRegistry:
         self, tree: Any
     ) -> tuple[list[Any], Callable[[Sequence[Any]], Any]]:
         leaves, treedef = jtu.tree_flatten(tree)
-        data = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
-        statics = [None if is_array(leaf) else StaticLeaf(leaf) for leaf in leaves]
-
-        def build(arrays):
-            filled = [s and s.value for s in statics]
-            for i, x in zip(data, arrays, strict=True):
-                filled[i] = x
-            return treedef.unflatten(filled)
-
-        return [leaves[i] for i in data], build
+        return list(filter(is_array, leaves)), UserNode(treedef, leaves).build
 
 
 def _find() -> Any:
@@ -612,18 +572,8 @@ def _find() -> Any:
 registry: Final[Any] = _find()
 
 
-def register_cached(
-    kind: type,
-    flatten: Callable[[Any], tuple[Sequence[Any], Any]],
-    unflatten: Callable[[Any, Sequence[Any]], Any],
-    lazy_fields: Callable[[Any], Sequence[str]],
-    is_immutable: bool = True,
-) -> None:
-    """Lets instances of `kind`, a node of JAX's registry, cache their flattened form.
-
-    `kind` derives from `Cached`. `flatten` and `unflatten` are its functions for JAX's
-    registry. `lazy_fields(aux)` gives the field names of an instance with this aux
-    data, or nothing if some field has no `Attribute` on the class.
-    """
-    cached_types[kind] = CachedType(flatten, unflatten, lazy_fields, is_immutable)
+def register_cached(kind: type, cached: CachedType) -> None:
+    """Lets instances of `kind`, a node of JAX's registry that derives from `Cached`, cache
+    their flattened form."""
+    cached_types[kind] = cached
     registry.register_cached(kind)

@@ -89,7 +89,7 @@ def strict_treedef(treedef: Any, nodes: Any = jtu.default_registry) -> Any:
 
 
 def _marked(treedef: Any, nodes: Any) -> Any:
-    """The treedef with a `_StrictAux` for what is not compared strictly."""
+    """The treedef with a `StaticLeaf` for what is not compared strictly."""
 
     def whole(part):
         node = part.node_data()
@@ -98,7 +98,7 @@ def _marked(treedef: Any, nodes: Any) -> Any:
     def make(node, parts):
         kind, data = node
         if not _compares_strictly(data):
-            data = list(map(_StrictAux, data)) if kind is dict else _StrictAux(data)
+            data = list(map(StaticLeaf, data)) if kind is dict else StaticLeaf(data)
         return treedef.from_node_data_and_children(nodes, (kind, data), parts)
 
     return fold_treedef(treedef, whole, make)
@@ -177,25 +177,28 @@ def _is_scalar_type(x: Any) -> bool:
 _NUMPY_SCALARS: Final = frozenset(np.sctypeDict.values())
 
 
-class _StrictAux:
-    """Wraps a value. Equals values that are strictly the same, marked or not."""
+class StaticLeaf:
+    """Wraps a value, which it is equal to. A node without children in our registry."""
 
-    __slots__ = ("_key", "_value")
+    __slots__ = ("_key", "value")
 
     def __init__(self, value: Any):
-        self._value = value
+        self.value = value
         self._key = strict_key((value,))
 
     def __eq__(self, other: object) -> bool:
-        if type(other) is _StrictAux:
+        if type(other) is StaticLeaf:
             return self._key == other._key
-        return other is self._value or strict_key((other,)) == self._key
+        return other is self.value or strict_key((other,)) == self._key
 
     def __hash__(self) -> int:
         return hash(self._key)
 
     def __repr__(self) -> str:
-        return repr(self._value)
+        return repr(self.value)
+
+
+strict_types.add(StaticLeaf)
 
 
 def _key_of(value: Any) -> Any:
@@ -251,8 +254,7 @@ def _key_by_class(value: Any) -> Any:
     base = next(b for b in kind.__mro__ if b in _KEYS or "__eq__" in b.__dict__)
     if base in _KEYS:
         # Its content, and its attributes.
-        key_of, attributes = _KEYS[base], object.__getstate__
-        return _once(lambda x: (key_of(x), strict_key([attributes(x)])), value)
+        return _KEYS[base](value), strict_key([object.__getstate__(value)])
     names = compared_names(kind, base)
     if names is not None and has_generated_equality(base):
         return strict_key(getattr(value, name, dataclasses.MISSING) for name in names)
@@ -260,28 +262,6 @@ def _key_by_class(value: Any) -> Any:
         with contextlib.suppress(Exception):
             return _key_of_mapping(value), ByOwnEquality(value)
     return ByOwnEquality(value)
-
-
-def _once(key_of: Callable[[Any], Any], value: Any) -> Any:
-    """`key_of(value)`. Within it, where an attribute leads back to `value`, its place."""
-    places = _opened.places
-    if id(value) in places:
-        return places[id(value)]
-    places[id(value)] = len(places)
-    try:
-        return key_of(value)
-    finally:
-        del places[id(value)]
-
-
-class _Opened(threading.local):
-    """The values that `_once` is in, by id, with their order."""
-
-    def __init__(self) -> None:
-        self.places: dict[int, int] = {}
-
-
-_opened = _Opened()
 
 
 def is_compared_by_identity(kind: type) -> bool:
@@ -340,7 +320,7 @@ _KEYS: Final[dict[type, Callable[[Any], Any]]] = {
     OrderedDict: lambda x: strict_key(x.items()),
     defaultdict: lambda x: (strict_key((x.default_factory,)), _key_of_dict(x)),
     types.MappingProxyType: _key_of_dict,
-    types.SimpleNamespace: lambda x: _once(lambda x: _key_of_dict(vars(x)), x),
+    types.SimpleNamespace: lambda x: _key_of_dict(vars(x)),
     Mapping: _key_of_mapping,
 }
 

@@ -87,10 +87,3 @@ def test_unknown_name_is_a_name_error() -> None:
     )
     with pytest.raises(NameError, match="other"):
         mapped(X)
-
-
-def test_without_the_table_the_functions_are_those_of_jax(monkeypatch) -> None:
-    assert not named_axes.register(None)
-    monkeypatch.setattr(named_axes, "_is_supported", False)
-    mapped = jax.vmap(lambda x: named_axes.psum(x, "b"), axis_name="b")
-    np.testing.assert_allclose(mapped(X)[0], X.sum(axis=0))

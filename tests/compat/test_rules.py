@@ -2,13 +2,12 @@
 
 import jax
 import jax.numpy as jnp
-import pytest
 
 from equinox_like._compat import primitives
 from equinox_like._compat.primitives import identity
 
 
-def doubled(**options):
+def doubled():
     """A primitive that doubles its input, and the names that its batching rule gets."""
     names = []
     primitive = primitives.new_primitive("doubled")
@@ -19,16 +18,15 @@ def doubled(**options):
         names.append(name)
         return primitive.bind(*args), axes
 
-    primitives.register_batching(primitive, rule, **options)
+    primitives.register_batching(primitive, rule)
     return lambda x: primitive.bind(x)[0], names
 
 
-@pytest.mark.parametrize("options", [{}, {"rules_with_axis": None}])
-def test_batch_is_that_of_the_rule(options):
-    f, names = doubled(**options)
+def test_batch_is_that_of_the_rule():
+    f, names = doubled()
     x = jnp.arange(6.0).reshape(2, 3)
     assert (jax.vmap(f, 1, 1, axis_name="batch")(x) == 2 * x).all()
-    assert names == [None if options else "batch"]
+    assert names == ["batch"]
     # What has no batch axis is not batched.
     once = jax.vmap(lambda _: f(jnp.ones(())), out_axes=None, axis_name="batch")
     assert once(x) == 2 and len(names) == 1

@@ -87,19 +87,3 @@ def test_body_of_a_shard_map_is_told_from_what_is_traced_within():
         f = jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec)
         jax.jit(f)(jnp.ones(2))
         assert set(found) == {directly}
-
-
-def test_where_shard_map_is_not_known_manual_axes_tell(monkeypatch):
-    monkeypatch.setattr(errors, "_IS_SHARD_MAP_KNOWN", False)
-    monkeypatch.setattr(errors, "_SHARD_MAP", "gone")
-    mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,))
-    found = []
-
-    def look(x):
-        found.append(errors.traced_frames(())[1])
-        return x
-
-    spec = PartitionSpec("d")
-    jax.jit(jax.shard_map(look, mesh=mesh, in_specs=spec, out_specs=spec))(jnp.ones(2))
-    jax.jit(look)(jnp.ones(2))
-    assert found == [True, False]

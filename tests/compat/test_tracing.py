@@ -1,6 +1,5 @@
-"""Both ways to ask whether a transformation is under way agree with what is so."""
+"""What JAX is tracing, and what a trace depends on."""
 
-import contextlib
 import importlib
 import threading
 
@@ -9,20 +8,10 @@ import jax.numpy as jnp
 import pytest
 
 from equinox_like._compat import tracing as trace_state
-
-WAYS = {
-    "in use": trace_state.at_top_level,
-    "by opaque state": trace_state.by_opaque_state(),
-    "without the private name": trace_state.find_top_level(object()),
-}
+from equinox_like._compat.tracing import at_top_level
 
 
-@pytest.fixture(params=WAYS.values(), ids=WAYS)
-def at_top_level(request):
-    return request.param
-
-
-def test_plain_python_is_at_top_level(at_top_level):
+def test_plain_python_is_at_top_level():
     assert at_top_level()
     found = []
     thread = threading.Thread(target=lambda: found.append(at_top_level()))
@@ -43,7 +32,7 @@ def test_plain_python_is_at_top_level(at_top_level):
         lambda f, x: jax.lax.map(f, x),
     ],
 )
-def test_inside_a_transformation_is_not(at_top_level, transform):
+def test_inside_a_transformation_is_not(transform):
     found = []
 
     def f(x):
@@ -55,7 +44,7 @@ def test_inside_a_transformation_is_not(at_top_level, transform):
     assert at_top_level()
 
 
-def test_disabled_jit_is_no_transformation(at_top_level):
+def test_disabled_jit_is_no_transformation():
     found = []
     with jax.disable_jit():
         jax.jit(lambda x: found.append(at_top_level()))(1.0)
@@ -128,12 +117,3 @@ def test_scope_is_that_of_jax():
             return jnp.sin(x)
 
     assert "name/sin" in jax.jit(scoped).lower(1.0).as_text(debug_info=True)
-
-
-def test_scope_is_made_by_jax_if_its_class_takes_something_else(monkeypatch):
-    @contextlib.contextmanager
-    def named_scope(name):
-        yield
-
-    monkeypatch.setattr(jax, "named_scope", named_scope)
-    assert trace_state.scope_type("name") is named_scope

@@ -159,7 +159,7 @@ def test_open_variable_may_become_a_class_variable_but_not_the_other_way_round()
 
 def test_annotation_is_kept():
     assert HasX.__annotations__ == {"x": eqx.AbstractVar[int]}
-    assert repr(eqx.AbstractVar[int]) == "equinox_like.AbstractVar[int]"
+    assert repr(eqx.AbstractVar[int]).endswith(".AbstractVar[int]")
 
 
 def test_bare_annotation_is_refused():

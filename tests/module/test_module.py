@@ -740,10 +740,8 @@ class TestPytree:
     def test_field_that_a_property_hides_is_told(self, base):
         (name, *_) = base.__dataclass_fields__
         hidden = type("Hidden", (base,), {name: property(lambda self: 1)})
-        with pytest.raises(AttributeError) as info:
+        with pytest.raises(AttributeError, match=f"property {name!r} of 'Hidden'"):
             hidden([])
-        assert f"{name!r} of" in info.value.__notes__[0]
-        assert "is both a field and a property" in info.value.__notes__[0]
 
     def test_names_of_a_wrapped_function_are_structure(self):
         class Wrapper(eqx.Module):
@@ -814,13 +812,6 @@ class TestComparison:
     def test_repr_shows_fields_arrays_in_short_and_no_defaults(self):
         shown = repr(Affine(jnp.ones((2, 3)), name="other"))
         assert shown == "Affine(weight=f32[2,3], name='other')"
-
-    def test_repr_of_a_long_model_names_the_summary(self):
-        note = "\n# In fewer lines: equinox_like.nn.summary(model)"
-        short, long = (eqx.nn.MLP(2, 2, 2, n, key=jax.random.key(0)) for n in (2, 16))
-        assert repr(short) == eqx.tree_pformat(short)
-        assert repr(long) == str(long) == eqx.tree_pformat(long) + note
-        assert str(eqx.nn.summary(long)).count("\n") < repr(long).count("\n")
 
     def test_repr_during_construction_shows_what_is_missing(self):
         shown = []

@@ -109,7 +109,7 @@ def test_abstract_methods_are_marked_below_the_transformation(transform):
     with pytest.raises(TypeError, match=r"abstract.*scaled"):
         Base()
     assert Twice().scaled(jnp.ones(2)).tolist() == [2, 2]
-    fix = "put `@abstractmethod` below the other decorators"
+    fix = "If a decorator sets it, put it below the transformation"
     with pytest.raises(dataclasses.FrozenInstanceError, match=fix):
         abc.abstractmethod(transform(lambda self: None))
 
