@@ -42,20 +42,6 @@ class OutputRow(NamedTuple):
     bytes: int
 
 
-class MemoryTotals(NamedTuple):
-    """The memory of one call on one device, in bytes, by XLA's account."""
-
-    arguments: int
-    outputs: int
-    aliased: int
-    temporary: int
-
-    @property
-    def peak(self) -> int:
-        """Arguments, outputs and temporary values, less what is aliased."""
-        return self.arguments + self.outputs - self.aliased + self.temporary
-
-
 class DonationReport:
     """What a call would donate, by leaf; from `filter_jit(f).donation_report(...)`.
 
@@ -74,12 +60,11 @@ class DonationReport:
 
     `outputs` has a row for each array of the output: its `path`, `shape`, `dtype` and
     `bytes`. `donated_bytes` is the sum over the rows that are donated, and
-    `aliased_bytes` over those whose buffer an output reuses. `memory` is XLA's account:
-    `arguments`, `outputs`, `aliased` (of the outputs, what reuses an argument's buffer),
-    `temporary`, and `peak`, which is all that is allocated while the call runs. XLA's own
-    `peak_memory_in_bytes` leaves out temporary values on some platforms.
-    `temporary_bytes` and `peak_bytes` are read from `memory`. All numbers of bytes are
-    those on one device. `str(report)` is a table.
+    `aliased_bytes` over those whose buffer an output reuses. `memory` is what
+    `.memory_analysis()` of JAX's compiled function returns: XLA's account. From it are
+    `temporary_bytes` and `peak_bytes`, which is all that is allocated while the call
+    runs. (XLA's own `peak_memory_in_bytes` leaves out temporary values on some
+    platforms.) All numbers of bytes are those on one device. `str(report)` is a table.
     """
 
     def __init__(
@@ -92,19 +77,19 @@ class DonationReport:
         self.function = function
         self.rows = tuple(rows)
         self.outputs = tuple(outputs)
-        self.memory = MemoryTotals(
-            memory.argument_size_in_bytes,
-            memory.output_size_in_bytes,
-            memory.alias_size_in_bytes,
-            memory.temp_size_in_bytes,
-        )
+        self.memory = memory
         self.donated_bytes = sum(r.bytes for r in rows if r.outcome != "kept")
         # XLA's own count includes its copies of NumPy arrays, which are not donated.
         self.aliased_bytes = sum(r.bytes for r in rows if r.outcome == "aliased")
         if any(r.outcome == "unknown" for r in rows):
-            self.aliased_bytes = min(self.memory.aliased, self.donated_bytes)
-        self.temporary_bytes: int = self.memory.temporary
-        self.peak_bytes: int = self.memory.peak
+            self.aliased_bytes = min(memory.alias_size_in_bytes, self.donated_bytes)
+        self.temporary_bytes: int = memory.temp_size_in_bytes
+        self.peak_bytes: int = (
+            memory.argument_size_in_bytes
+            + memory.output_size_in_bytes
+            - memory.alias_size_in_bytes
+            + memory.temp_size_in_bytes
+        )
 
     def __str__(self) -> str:
         cells = [("array", "", "bytes", "outcome")] + [
