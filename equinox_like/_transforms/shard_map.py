@@ -417,22 +417,10 @@ def filter_pmap(
         _out_axes=out_axes,
         _axis_name="<filter_pmap>" if axis_name is None else axis_name,
         _axis_size=checked_size("filter_pmap", axis_size),
-        _devices=tuple((device.platform, device.id) for device in used),
+        _platform=used[0].platform,
+        _ids=tuple(device.id for device in used),
         _exact=devices is not None,
     )
-
-
-def _find_devices(wanted: Sequence[tuple[str, int]]) -> list[Any]:
-    """The devices with these platforms and ids."""
-    platforms = {platform for platform, _ in wanted}
-    found = {(p, d.id): d for p in platforms for d in jax.devices(p)}
-    missing = [device for device in wanted if device not in found]
-    if missing:
-        raise ValueError(
-            f"A function of `filter_pmap` was pickled for the devices {missing}, which "
-            "this process does not have."
-        )
-    return [found[device] for device in wanted]
 
 
 class Pmapped(Mapped):
@@ -440,8 +428,9 @@ class Pmapped(Mapped):
 
     _transformation_ = "filter_pmap"
 
-    # The platform and id of each, which can be pickled.
-    _devices: tuple[tuple[str, int], ...] = field(static=True)
+    # Of the devices, which cannot be pickled themselves.
+    _platform: str = field(static=True)
+    _ids: tuple[int, ...] = field(static=True)
     # Whether there must be as many rows as devices.
     _exact: bool = field(static=True)
 
@@ -505,7 +494,9 @@ class Pmapped(Mapped):
             raise ValueError(
                 f"{call}: no argument is mapped. Map one, or give `axis_size`."
             )
-        count = len(self._devices)
+        by_id = {device.id: device for device in jax.devices(self._platform)}
+        devices = [by_id[i] for i in self._ids if i in by_id]
+        count = len(devices)
         if size > count or (self._exact and size != count):
             raise ValueError(
                 f"{call}: `{name}`: {size} rows cannot be split over {count} devices, one "
@@ -513,8 +504,8 @@ class Pmapped(Mapped):
                 "`filter_vmap` for the rows of one device."
             )
         _check_not_explicit(call, axes)
-        devices = np.asarray(_find_devices(self._devices[:size]))
-        return Mesh(devices, (self._axis_name,), axis_types=(AxisType.Auto,))
+        names, kinds = (self._axis_name,), (AxisType.Auto,)
+        return Mesh(np.asarray(devices[:size]), names, axis_types=kinds)
 
 
 def _check_not_explicit(call: NamedCall, axes: Sequence[int | None]) -> None:
