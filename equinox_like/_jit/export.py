@@ -64,8 +64,8 @@ def filter_export(
     - `.serialize(vjp_order=0)`: its bytes, for [`equinox_like.deserialize_export`][]. This
         needs the package `flatbuffers`. The loaded function can be differentiated up to
         `vjp_order` times;
-    - `.exported`: the `jax.export.Exported` object; `.platforms`, `.in_avals`, `.out_avals`
-        and `.mlir_module()` are its own.
+    - `.exported`: the `jax.export.Exported` object, a function of a dictionary of arrays,
+        with the program as text, its types and its platforms.
 
     **Raises:**
 
@@ -230,25 +230,10 @@ class Exported(Generic[_P, _T]):
             ) from e
         return write(call._asdict() | described, program)
 
-    def mlir_module(self) -> str:
-        """The program as text, in StableHLO."""
-        return self.exported.mlir_module()
-
     @property
     def platforms(self) -> tuple[str, ...]:
         """The platforms that the function was exported for."""
         return tuple(self.exported.platforms)
-
-    @property
-    def in_avals(self) -> dict[str, Any]:
-        """Shape and dtype of each array in the arguments, by its name."""
-        # JAX sorts the keys of a dictionary.
-        return dict(zip(sorted(self._call.arrays), self.exported.in_avals, strict=True))
-
-    @property
-    def out_avals(self) -> Sequence[Any]:
-        """Shape and dtype of each array in the output."""
-        return self.exported.out_avals
 
     def __repr__(self) -> str:
         return f"<{self._call.name}, exported for {', '.join(self.platforms)}>"
