@@ -41,7 +41,6 @@ from .._errors import (
     EquinoxRuntimeError,
     EquinoxTracetimeError,
     did_you_mean,
-    warn,
 )
 from .._jit.checks import register_check
 from .._tree.arrays import is_typed_key, with_key, without_key
@@ -100,8 +99,7 @@ def error_if(
         - `"nan"`: the program goes on with NaN in all arrays of `x`, under `jax.vmap` in
             those of the elements that failed, so that an array that the batch shares is
             no longer shared; integer arrays are filled with the greatest integer,
-            boolean arrays with `True`. PRNG keys do not change. If `pred` is true as a
-            Python or NumPy value, there is a warning.
+            boolean arrays with `True`. PRNG keys do not change.
         - `"breakpoint"`: prints the message and opens JAX's debugger. The environment
             variable `EQX_ON_ERROR_BREAKPOINT_FRAMES` sets the number of frames (1 by
             default). Then as `"nan"`.
@@ -197,8 +195,6 @@ def branched_error_if(
     is_plain = _is_plain(pred)
     if mode == "off" or (is_plain and not pred):
         return x
-    if mode == "nan":
-        _warn_if_known_true(pred, index, messages)
     arrays, rest = take_apart(x, may_depend)
     if not arrays:
         raise ValueError(
@@ -308,17 +304,6 @@ def _is_known_false(pred: Any) -> bool:
     if isinstance(pred, jax.Array):
         return at_top_level() and not jnp.any(pred)
     return not np.any(pred)
-
-
-def _warn_if_known_true(pred: Any, index: Any, messages: tuple[str, ...]) -> None:
-    is_known = not isinstance(pred, jax.Array) and not hasattr(pred, "__jax_array__")
-    if is_known and np.any(pred):
-        is_one = isinstance(index, int | np.integer) and 0 <= index < len(messages)
-        message = messages[int(index)] if is_one else ", ".join(map(repr, messages))
-        warn(
-            "The predicate of a check with `on_error='nan'` is always true, so the "
-            f"values that it checks become NaN. The check was for: {message}"
-        )
 
 
 def _by_element(pred: Any, index: Any) -> tuple[jax.Array, jax.Array]:
