@@ -24,14 +24,13 @@ from .._call_path import call_part
 from .._compat.errors import is_forward_mode
 from .._compat.tracing import Tracer, mapped_at_once
 from .._core.base import frames_hidden, name_of, require_callable
+from .._core.difference import tree_differences
 from .._core.flat_call import take_apart
 from .._module.fields import field
 from .._tree.arrays import is_typed_key, reusable
 from .._tree.filters import is_array, is_inexact_array
-from .._tree.match import pair_leaves
 from .._tree.nodes import children_of, describe_node, path_str
 from .._tree.partitioning import combine, filter, map_arrays, partition
-from .._tree.strict import strictly_same
 from .._typing import NOT_GIVEN
 from .arguments import WithOptions, applied
 from .custom_rules import filter_custom_vjp, hold
@@ -340,25 +339,12 @@ def _require_stacked(arrays: Any) -> None:
 
 def _like_input(y: Any, x: Any, fun: Any) -> Any:
     """Returns `y`; raises if it differs from `x` in more than the values of arrays."""
-    message = (
-        f"`{name_of(fun)}` must return a tree with the structure of its second "
-        "argument."
-    )
-    for path, before, after in pair_leaves(x, y, message, "x"):
-        if is_array(before) or is_array(after):
-            was, now = map(describe_node, (before, after))
-            if was != now:
-                raise ValueError(
-                    f"`{name_of(fun)}` must return arrays like those of its second "
-                    f"argument: `{path_str(path, 'x')}` is {was}, but {now} was "
-                    "returned in its place."
-                )
-        elif not strictly_same(before, after):
-            raise ValueError(
-                f"`{name_of(fun)}` may change only the arrays of its second argument: "
-                f"`{path_str(path, 'x')}` is {before!r}, but {after!r} was returned in "
-                "its place. If a number changes, pass it as an array."
-            )
+    for found in tree_differences("x", x, y, is_array, describe_node):
+        text = (
+            f"`{name_of(fun)}` must return a tree like its second argument, except for "
+            f"the values of arrays: {found} {found.fix}"
+        )
+        raise ValueError(text.rstrip())
     return jtu.tree_map(_without_weak_type, x, y)
 
 
