@@ -319,21 +319,16 @@ def _after(x: Any, done: Any) -> Any:
 
 
 def _require_stacked(arrays: Any) -> None:
-    sizes: dict[int | None, str] = {}
+    alike: dict[tuple[int, ...], str] = {}  # by the size of the first axis, if any
     for path, x in jtu.tree_flatten_with_path(arrays)[0]:
-        name = path_str(path, "blocks")
-        sizes.setdefault(x.shape[0] if x.ndim else None, name)
-        if None in sizes:
-            raise ValueError(
-                f"`{sizes[None]}` is a scalar, without a leading axis that holds one "
-                "part for each block. Pass a list of blocks, or stack them with "
-                "`filter_vmap`."
-            )
-    if len(sizes) != 1:
-        found = ", ".join(f"{size} in `{name}`" for size, name in sizes.items())
+        alike.setdefault(
+            x.shape[:1], f"`{path_str(path, 'blocks')}` of shape {x.shape}"
+        )
+    if len(alike) != 1 or () in alike:
         raise ValueError(
-            "The arrays of stacked blocks must have equal sizes along the first axis; "
-            f"there are {found or 'no arrays'}."
+            "The arrays of stacked blocks must have a first axis of the same size, the "
+            f"number of blocks; there are {', '.join(alike.values()) or 'no arrays'}. "
+            "Stack blocks with `filter_vmap`, or pass a list of them."
         )
 
 
