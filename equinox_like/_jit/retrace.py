@@ -297,9 +297,8 @@ class Storm:
             return None
         return (
             f"`{program.name}` is a new function with the code of {number - 1} functions "
-            f"that were compiled before ({code.co_filename}:{code.co_firstlineno}). Each "
-            "new function is compiled again: define it once, outside of the loop or "
-            f"function that defines it now. {_OFF}"
+            f"that were compiled before ({code.co_filename}:{code.co_firstlineno}). Define "
+            f"it once, outside of the loop or function that defines it now. {_OFF}"
         )
 
     def _of_retrace(self, retrace: Retrace) -> str | None:

@@ -299,10 +299,9 @@ def _warnings_of_assignments(
     """
     return [
         f"`{function}` assigned an array to the attribute `{name}` of a "
-        f"`{type(x).__name__}`, which is not a pytree. That runs only when the "
-        "function is traced: later calls skip it, and use the values that were read "
-        f"then. Pass `{name}` as an argument, return the new one, and assign it "
-        "after the call."
+        f"`{type(x).__name__}`, which is not a pytree. That runs only when the function "
+        f"is traced: later calls skip it. Pass `{name}` as an argument, return the new "
+        "one, and assign it after the call."
         for x, attributes in before
         for name, value in _attributes(x).items()
         if value is not attributes.get(name) and _holds_tracer(value)

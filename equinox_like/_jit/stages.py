@@ -196,8 +196,7 @@ class Lowered(_Stage[_P, _T]):
             raise ValueError(
                 f"{self!r} was lowered for {', '.join(map(repr, self._platforms))}, "
                 f"but this host compiles for {platform!r}. Lower without "
-                "`lowering_platforms` to compile here; or use `filter_export` to "
-                "carry the program to another host."
+                "`lowering_platforms`; or carry it to another host by `filter_export`."
             )
         compiled = self.lowered.compile(compiler_options)
         call, buffers = self._call, None

@@ -198,10 +198,9 @@ def branched_error_if(
     arrays, rest = take_apart(x, may_depend)
     if not arrays:
         raise ValueError(
-            "No arrays are in the `x` of `error_if`, so there is nothing to attach "
-            "the check to. Pass an array that is used afterwards, and use the "
-            "returned one in its place. The check was for: "
-            f"{', '.join(map(repr, messages))}."
+            "No arrays are in the `x` of `error_if`, so there is nothing to attach the "
+            "check to. Pass an array, and use the returned one in its place. The check "
+            f"was for: {', '.join(map(repr, messages))}."
         )
     if mode == "raise" and is_plain and isinstance(index, int):
         error = EquinoxTracetimeError(Check(messages, (), goes_on=False).message(index))

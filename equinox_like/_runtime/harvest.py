@@ -141,7 +141,12 @@ def _run_equation(
         out = run_equation(jaxpr, equation, inputs)
         return out, _run(params[_WITH_RULES[name]], inputs, is_wanted)[1]
     if name not in _RULES:
-        raise _unreachable(mark.path or "<root>", name)
+        raise RuntimeError(
+            f"`capture` cannot return `{mark.path or '<root>'}`: it is computed within "
+            f"`{name}`. Leave it out of `where`; or use `jax.numpy.where` in place of "
+            "`jax.lax.cond`, `jax.lax.scan` in place of `jax.lax.while_loop`, and "
+            "`checkpoint=True` in `filter_scan`."
+        )
     rule, program = _RULES[name]
     found: list[Found] = []
 
@@ -153,20 +158,6 @@ def _run_equation(
 
     out, arrays = rule(run, params, inputs)
     return out, [x._replace(arrays=a) for x, a in zip(found, arrays, strict=True)]
-
-
-def _unreachable(path: str, primitive: str) -> RuntimeError:
-    place = f"`capture` cannot return `{path}`: it is computed within `{primitive}`"
-    if primitive not in ("cond", "while"):
-        return RuntimeError(
-            f"{place}, which `capture` does not support. Leave it out of `where`."
-        )
-    return RuntimeError(
-        f"{place}, where only running the program shows whether, and how often, a "
-        "value is computed. Leave it out of `where`; or use `jax.numpy.where` in place "
-        "of `jax.lax.cond`, `jax.lax.scan` in place of `jax.lax.while_loop`, and "
-        "`checkpoint=True` in place of other checkpoints of `filter_scan`."
-    )
 
 
 # For each primitive that has a program: how it is run with further outputs. `run` is a

@@ -531,9 +531,8 @@ class _ReverseCall:
 
 _UNEXPECTED_TANGENT = (
     "`*args` and `**kwargs` of `{name}`, a `filter_custom_vjp`, cannot be "
-    "autodifferentiated, nor can the arrays of the function itself. Only its first "
-    "argument can, which may be a tuple of several; or use `jax.lax.stop_gradient` on the "
-    "others."
+    "autodifferentiated, nor can the arrays of the function itself: only its first "
+    "argument can, which may be a tuple. Use `jax.lax.stop_gradient` on the others."
 )
 _NO_FORWARD_MODE = (
     "`{name}` has rules for reverse mode only, by `filter_custom_vjp`: it has "

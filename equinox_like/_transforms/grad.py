@@ -253,9 +253,8 @@ def _check_no_refs(
         if chosen[i] and isinstance(leaf, jax.Ref):
             raise TypeError(
                 f"The first argument of `{name_of(fun)}` holds a `jax.Ref` at "
-                f"`{leaf_names(treedef, 'x')[i]}`, which cannot be "
-                "differentiated. Pass it as another argument, read it first (`ref[...]`), "
-                "or leave it out by `wrt`."
+                f"`{leaf_names(treedef, 'x')[i]}`, which cannot be differentiated. Pass "
+                "it as another argument, or read it first: `ref[...]`."
             )
 
 

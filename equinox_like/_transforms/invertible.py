@@ -144,10 +144,9 @@ class Invertible(WithOptions[..., _X], Generic[_B, _X]):
             if not is_forward_mode(e):
                 raise
             raise TypeError(
-                f"`filter_invertible` of `{name_of(fun)}` has a gradient, but no "
-                "forward mode (forward-mode autodiff is `jax.jvp`, `jax.jacfwd`, "
-                "`jax.hessian`). Apply the blocks in a loop instead; for "
-                "`nn.ReversibleSequential`, pass `memory_efficient=False`."
+                f"`filter_invertible` of `{name_of(fun)}` has no forward-mode autodiff "
+                "(`jax.jvp`, `jax.jacfwd`, `jax.hessian`). Apply the blocks in a loop; "
+                "for `nn.ReversibleSequential`, pass `memory_efficient=False`."
             ) from None
 
 

@@ -278,9 +278,8 @@ class ShardMapped(WithOptions[..., Any]):
             if differs and self._check_vma:
                 raise ValueError(
                     f"`out_specs` gives {spec} for `{name}` ({describe_array(x)}), "
-                    f"which may differ along {sorted(map(str, differs))}: name the "
-                    "axis there to return all the parts, or make them equal with "
-                    "`jax.lax.psum` or `jax.lax.pmean`."
+                    f"which may differ along {sorted(map(str, differs))}: name the axis "
+                    "there, or make the parts equal by `jax.lax.psum` or `jax.lax.pmean`."
                 )
         values = [x for _, x in leaves]
         places = [*itertools.chain.from_iterable(groups)]

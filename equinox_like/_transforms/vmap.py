@@ -295,8 +295,7 @@ def _check_output_axis(x: Any, axis: Any, out: Any, number: int) -> None:
         raise TypeError(
             f"`{leaf_name(out, number, 'out')}` is {describe_node(x)}, which is not a "
             f"valid JAX type, so it cannot have the batch axis {axis} that `out_axes` "
-            f"gives it. In `out_axes`, write `equinox_like.if_array({axis})` for "
-            f"`{axis}`: it returns everything that is not an array as it is."
+            f"gives it. Write `equinox_like.if_array({axis})` there, for arrays only."
         )
     ndim = getattr(x, "ndim", 0) + 1
     if not -ndim <= axis < ndim:
@@ -377,8 +376,7 @@ def check_sizes(
             raise TypeError(
                 f"{call}: `{call.leaf_name(path)}` is {describe_node(x)}, not an array, so "
                 f"it has no axis {axis} to map over. In `in_axes`, write "
-                f"`equinox_like.if_array({axis})` for `{axis}`: it maps the arrays of "
-                "an argument, and passes everything else unmapped."
+                f"`equinox_like.if_array({axis})`, which maps arrays only."
             )
         if not -len(x.shape) <= axis < len(x.shape):
             fix = "Use `None` as its axis in `in_axes` to pass it unmapped"
