@@ -266,26 +266,13 @@ def _nothing_to_differentiate(fun: Any, why: str) -> TypeError:
 
 def _why_nothing(x: Any, leaves: list[Any]) -> str:
     if not leaves:
-        fix = ""
-        if isinstance(x, Module):
-            fix = (
-                " A Module's leaves are in its annotated fields: an attribute of the "
-                "class without an annotation, and a static field, hold none."
-            )
-        return f"it is {describe_node(x)}, a tree without leaves.{fix}"
+        return f"it is {describe_node(x)}, a tree without leaves."
     if any(map(is_inexact_array, leaves)):
         return (
             "all its floating-point and complex arrays are frozen, or in a "
             "`field(trainable=False)`. Use `unfrozen` on what you want to train."
         )
-    seen = sorted(
-        {
-            f"{type(x).__name__} of dtype {x.dtype}"
-            if hasattr(x, "dtype")
-            else type(x).__name__
-            for x in leaves
-        }
-    )
+    seen = sorted({str(getattr(x, "dtype", type(x).__name__)) for x in leaves})
     fix = (
         "convert the value to differentiate with `jnp.asarray`, as in "
         "`jnp.asarray(2.0)`."
@@ -296,7 +283,7 @@ def _why_nothing(x: Any, leaves: list[Any]) -> str:
             f"{type(holder).__name__} is not a pytree, so JAX does not see its arrays: "
             + MAKE_A_PYTREE
         )
-    elif leaves and all(map(callable, leaves)):
+    elif all(map(callable, leaves)):
         fix = (
             "JAX does not look inside functions. Pass the model itself, or use "
             "`equinox_like.Partial` in place of `functools.partial`."

@@ -379,16 +379,10 @@ def check_sizes(
                 f"`equinox_like.if_array({axis})`, which maps arrays only."
             )
         if not -len(x.shape) <= axis < len(x.shape):
-            fix = "Use `None` as its axis in `in_axes` to pass it unmapped"
-            if len(path) > 2:  # a part of an argument, as the count of an optimiser
-                fix += (
-                    f", or make `{call.leaf_name(path[:2])}` by `filter_vmap`, too, if "
-                    "each element needs its own, as each member of an ensemble needs an "
-                    "optimiser state"
-                )
             raise ValueError(
                 f"{call}: `{call.leaf_name(path)}` has shape {tuple(x.shape)}, so it has "
-                f"no axis {axis} to map over. {fix}."
+                f"no axis {axis} to map over. Use `None` as its axis in `in_axes` to pass "
+                f"it unmapped, or make `{call.leaf_name(path[:2])}` by `filter_vmap`, too."
             )
         sizes.add(x.shape[axis])
         alike.setdefault((path[:2], axis, x.shape[axis]), []).append(path)
