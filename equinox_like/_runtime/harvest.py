@@ -53,7 +53,8 @@ from .._module.module import BoundMethod, Function, Module
 from .._transforms.trace import trace
 from .._tree.arrays import describe_array
 from .._tree.filters import is_array
-from .._tree.nodes import children_of, describe_node, path_within
+from .._tree.match import pair_leaves
+from .._tree.nodes import children_of, path_str, path_within
 from .._tree.require import check_not_class, require_callable
 
 
@@ -364,22 +365,11 @@ def _watched(cls: type) -> type:
 
 
 def replacement(function: Callable[[Any], Any], value: Any, path: str) -> Any:
-    new = function(value)
-    old_leaves, old_structure = jtu.tree_flatten_with_path(value)
-    leaves, structure = jtu.tree_flatten(new)
-    if structure != old_structure:
-        raise ShapeError(
-            "The functions of `intervene` must return the structure that they are "
-            f"given. The one for `{path}` was given {describe_node(value)} and "
-            f"returned {describe_node(new)}."
-        )
     root = path or "<root>"
-    return structure.unflatten(
-        [
-            _same_type(old, new, root + jtu.keystr(step))
-            for (step, old), new in zip(old_leaves, leaves, strict=True)
-        ]
-    )
+    message = f"The function of `intervene` for `{root}` must keep the structure."
+    pairs = pair_leaves(value, function(value), message, root, error=ShapeError)
+    new = [_same_type(x, y, path_str(step, root)) for step, x, y in pairs]
+    return jtu.tree_structure(value).unflatten(new)
 
 
 def _same_type(old: Any, new: Any, path: str) -> Any:
