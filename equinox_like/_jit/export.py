@@ -243,12 +243,9 @@ class Exported(Generic[_P, _T]):
         given = _describe_arguments(layout, leaves)
         found = first_difference(self._call.arguments, given)
         if found is not None:
-            fix = ""
-            if "value ShapeDtypeStruct(" in found:
-                fix = " A `jax.ShapeDtypeStruct` stood for an array: pass an array."
             raise TypeError(
                 f"{self!r} was called with arguments other than those it was exported "
-                f"for: {found}{fix}"
+                f"for: {found}"
             )
         self._fitting = layout, layout.static_key(leaves)
 

@@ -11,7 +11,6 @@ import numpy as np
 from .._compat.compiled import Buffer, buffers_of
 from .._tree.arrays import describe_array
 from .._tree.nodes import path_str
-from .specialization import Placeholder
 from .stages import Lowered
 
 Outcome = Literal["aliased", "donor", "unusable", "unused", "kept", "unknown"]
@@ -131,19 +130,17 @@ _OWN = "an array of the callable itself; only arguments can be donated"
 def _outputs(infos: Any, shardings: Any, fill: Any) -> list[OutputRow]:
     """A row for each array of the output, in the order of the compiled program."""
     leaves, treedef = jtu.tree_flatten(infos)
-    numbers = {Placeholder(): i for i in range(len(leaves))}
-    # `fill` adds the static leaves of the output, so that the paths are the user's.
-    tree = fill(treedef.unflatten(numbers))
-    paths = [""] * len(leaves)
-    for path, leaf in jtu.tree_flatten_with_path(tree)[0]:
-        if isinstance(leaf, Placeholder):
-            paths[numbers[leaf]] = path_str(path, "output")
+    # `fill` makes the user's output, here with `None` in place of static leaves.
+    tree = fill(treedef.unflatten(range(len(leaves))), lambda _: None)
+    path_of = {
+        i: path_str(path, "output") for path, i in jtu.tree_leaves_with_path(tree)
+    }
     return [
         OutputRow(
-            path, x.shape, x.dtype, _bytes_on_a_device(x.shape, x.dtype, sharding)
+            path_of[i], x.shape, x.dtype, _bytes_on_a_device(x.shape, x.dtype, sharding)
         )
-        for path, x, sharding in zip(
-            paths, leaves, jtu.tree_leaves(shardings), strict=True
+        for i, (x, sharding) in enumerate(
+            zip(leaves, jtu.tree_leaves(shardings), strict=True)
         )
     ]
 

@@ -307,28 +307,18 @@ def _is_known_false(pred: Any) -> bool:
 
 def _by_element(pred: Any, index: Any) -> tuple[jax.Array, jax.Array]:
     """Both as arrays of one shape, which is `()` if the index is a scalar."""
-    if not isinstance(index, list | tuple) and not is_array_like(index):
-        fix = " Call `item.error_if(x, pred)`." if hasattr(index, "error_if") else ""
+    pred, given = jnp.asarray(pred).astype(bool), index
+    if isinstance(given, list | tuple) or is_array_like(given):
+        index = jnp.asarray(given)
+    if not is_array(index) or not jnp.issubdtype(index.dtype, np.integer):
         raise TypeError(
             "The index of `branched_error_if` must be an integer; got "
-            f"{describe_node(index)}.{fix}"
-        )
-    pred, index = jnp.asarray(pred).astype(bool), jnp.asarray(index)
-    if not jnp.issubdtype(index.dtype, np.integer):
-        raise TypeError(
-            "The index of `branched_error_if` must be an integer; got one of dtype "
-            f"{index.dtype}."
+            f"{describe_node(given)}."
         )
     if index.ndim == 0:
         return (pred.any() if pred.ndim else pred), index
-    try:
-        shape = jnp.broadcast_shapes(pred.shape, index.shape)
-    except ValueError as error:
-        raise ValueError(
-            f"The index of `branched_error_if`, {describe_node(index)}, cannot be "
-            f"broadcast against its predicate, {describe_node(pred)}."
-        ) from error
-    return jnp.broadcast_to(pred, shape), jnp.broadcast_to(index, shape)
+    pred, index = jnp.broadcast_arrays(pred, index)
+    return pred, index
 
 
 def _attach_check(

@@ -725,14 +725,12 @@ def test_wrong_types_are_errors(without_type_checks):
         eqx.error_if(GOOD, True, 3)
     with pytest.raises(TypeError, match="list or tuple of strings"):
         eqx.branched_error_if(GOOD, True, 0, "abc")
-    with pytest.raises(TypeError, match="must be an integer; got one of dtype float32"):
+    with pytest.raises(TypeError, match="must be an integer; got a float"):
         eqx.branched_error_if(GOOD, True, 0.0, ["abc"])
     with pytest.raises(TypeError, match="must be an integer; got None"):
         eqx.branched_error_if(GOOD, True, None, ["abc"])
     two, three = jnp.arange(2) < 1, jnp.arange(3)
-    with pytest.raises(
-        ValueError, match=r"int32\[3\], cannot .* its predicate, bool\[2\]"
-    ):
+    with pytest.raises(ValueError, match=r"Incompatible shapes.*\(2,\), \(3,\)"):
         eqx.branched_error_if(GOOD, two, three, MESSAGES)
 
 
