@@ -742,13 +742,7 @@ class _Expected(NamedTuple):
 
     def _spread(self, out_batched: Any, out: Any) -> list[bool]:
         """The flag of `out_batched` for each leaf of `out`."""
-        try:
-            flags = [*spread(out_batched, out, "out_batched", "out", is_leaf=None)]
-        except ValueError as e:
-            raise ValueError(
-                f"{self.where} must return `out_batched` like `out`, or a prefix tree of "
-                f"it: {e}"
-            ) from None
+        flags = [*spread(out_batched, out, "out_batched", "out", is_leaf=None)]
         for number, flag in flags:
             if not isinstance(flag, bool):
                 raise ValueError(
