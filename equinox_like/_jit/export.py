@@ -263,7 +263,9 @@ def _export(jitted, args, kwargs, platforms, disabled_checks) -> Exported:
         values = iter([*own, *(arrays[name] for name in names)])
         parts = [tuple(next(values) for _ in group) for group in groups]
         out = specialization.output(specialization.function(*parts))
-        out = jtu.tree_map(_number_of, out)
+        # A symbolic dimension becomes an array, whose value each call knows.
+        is_dim = jax.export.is_symbolic_dim
+        out = jtu.tree_map(lambda x: jnp.asarray(x) if is_dim(x) else x, out)
         returned.append(map_arrays(struct_of, out))
         return [x for x in jtu.tree_leaves(out) if is_array(x)]
 
@@ -310,11 +312,6 @@ def _rename(error: Exception, names: Iterable[str]) -> None:
         text = text.replace(f"args[0][{name!r}]", f"`{name}`")
     if isinstance(error, ValueError) and text != str(error):
         raise ValueError(text) from error
-
-
-def _number_of(x: Any) -> Any:
-    """A symbolic dimension as an array, whose value each call knows."""
-    return jnp.asarray(x) if jax.export.is_symbolic_dim(x) else x
 
 
 def _without_data(out: Any) -> Template:

@@ -27,7 +27,6 @@ import jax.tree_util as jtu
 from .._call_path import call_rebuilt
 from .._compat.errors import forget_calls
 from .._compat.tracing import (
-    Tracer,
     at_top_level,
     is_of_current_trace,
     jit_is_disabled,
@@ -304,7 +303,8 @@ def _warnings_of_assignments(
         "one, and assign it after the call."
         for x, attributes in before
         for name, value in _attributes(x).items()
-        if value is not attributes.get(name) and _holds_tracer(value)
+        if value is not attributes.get(name)
+        and any(map(is_of_current_trace, leaves_of(value)))
     ]
 
 
@@ -341,7 +341,3 @@ def _attributes(x: Any) -> dict[str, Any]:
     if type(attributes) is not dict or isinstance(x, types.FunctionType | type):
         return {}
     return attributes.copy()  # another thread may change them
-
-
-def _holds_tracer(value: Any) -> bool:
-    return any(isinstance(x, Tracer) for x in leaves_of(value))

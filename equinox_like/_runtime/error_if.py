@@ -36,12 +36,7 @@ from .._compat.tracing import Tracer, at_top_level, within_program
 from .._core.base import frames_hidden
 from .._core.flat_call import take_apart
 from .._environment import BREAKPOINT_FRAMES, MODES, ON_ERROR
-from .._errors import (
-    FOLDER,
-    EquinoxRuntimeError,
-    EquinoxTracetimeError,
-    did_you_mean,
-)
+from .._errors import FOLDER, EquinoxRuntimeError, EquinoxTracetimeError, did_you_mean
 from .._jit.checks import register_check
 from .._tree.arrays import is_typed_key, with_key, without_key
 from .._tree.filters import is_array, is_array_like

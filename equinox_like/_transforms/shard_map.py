@@ -20,17 +20,11 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from .._compat.axes import varying_axes
 from .._compat.errors import is_other_specs_error
-from .._core.base import (
-    DEPRECATED,
-    Transformed,
-    by_position,
-    check_not_deprecated,
-    name_of,
-)
+from .._core.base import DEPRECATED, by_position, check_not_deprecated, name_of
 from .._core.flat_call import FlatCall, Template
 from .._core.sharding import axes_of, check_fits, require_axis, require_mesh
 from .._core.show_as import show_as
-from .._jit.donation import Donate, check_mode
+from .._jit.donation import Donate
 from .._jit.jit import Jitted
 from .._module.fields import field
 from .._tree.arrays import describe_array
@@ -56,14 +50,10 @@ _F = TypeVar("_F")  # for jedi, as in `_jit/jit.py`
 class JittedMap(Jitted[_P, _T]):
     """`filter_jit` of a transformed function. `__wrapped__` is the user's function."""
 
-    def __init__(self, fun: Transformed[..., Any], donate: Any, jitkwargs: Any = None):
-        check_mode(donate)
-        super().__init__(fun, donate, jitkwargs or {})
-
     @classmethod
-    def of(cls, fun: Any, kind: Any, donate: Any, **fields: Any) -> Any:
+    def of(cls: Any, fun: Any, kind: Any, donate: Any, **fields: Any) -> Any:
         """The compiled `kind` of map of a function."""
-        return cls(kind(fun, **fields), donate)
+        return cls(kind(fun, **fields), donate, {})
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
