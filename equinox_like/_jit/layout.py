@@ -335,15 +335,6 @@ class LayoutTable:
             for layout in list(known.layouts.values()):
                 layout.forget(specialization)
 
-    def clear(self, tree_structure: Any) -> None:
-        """Drops the layouts of callables of this structure."""
-        for structure, known in list(self.by_structure.items()):
-            for kinds, layout in list(known.layouts.items()):
-                if layout.treedef.children()[0] == tree_structure:
-                    known.layouts.pop(kinds, None)
-            if not known.layouts:
-                self.by_structure.pop(structure, None)
-
 
 def _flattened_again(call: Call) -> Call | None:
     """The call, if it must be flattened again: with methods as pytrees, or because our

@@ -142,16 +142,13 @@ class Program:
                     self._forget(old)
         return found
 
-    def clear(self, structure: Any) -> None:
-        """Drops all specializations and layouts for callables of this structure."""
+    def clear(self) -> None:
+        """Drops all specializations and layouts."""
         with self._lock:
-            keys = [
-                skeleton
-                for skeleton in self._specializations
-                if skeleton.treedef.children()[0] == structure
-            ]
-            self._forget([self._specializations.pop(key) for key in keys])
-            self.layouts.clear(structure)
+            for specialization in self._specializations.values():
+                specialization.function.clear_cache()
+            self._specializations.clear()
+            self._by_structure.clear()
             self.storm.number = min(self.storm.number, 1)
 
     def _forget(self, specializations: list[Specialization]) -> None:
