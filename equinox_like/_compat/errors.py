@@ -81,10 +81,6 @@ def is_nan_error(error: BaseException) -> bool:
     return type(error).__name__ == "InternalFloatingPointError"
 
 
-def is_missing_mesh_error(error: BaseException) -> bool:
-    return "non-empty mesh" in str(error)
-
-
 def is_other_sharding_error(error: BaseException) -> bool:
     """Whether an argument of `jax.jit` is not sharded as `in_shardings` says."""
     return "does not match the sharding" in str(error)

@@ -121,8 +121,7 @@ def check_not_shared(
                 raise DonationError(
                     f"`{other}` and `{name}` are the same array, or share memory, so "
                     "they cannot be donated. Nothing was deleted. Pass a copy "
-                    "(`tree_copy`) in one of the two places, or the array in one place "
-                    "only."
+                    "(`tree_copy`) in one of the two places."
                 ) from error
 
 
@@ -184,12 +183,10 @@ def _check_not_run_again(error: Exception) -> None:
         before = before.__context__
     if before is not None:
         raise FloatingPointError(
-            "The output contains a NaN or an infinity. To find where it comes from, "
-            "JAX would run the function again, step by step, but its arguments were "
-            "donated and deleted. Call `.clear_cache()` on the function that "
-            "`filter_jit` returned, and call it again within `jax.debug_nans(True)`: a "
-            "function that is compiled there donates nothing, until its cache is cleared "
-            "once more."
+            "The output contains a NaN or an infinity. JAX cannot run the function again "
+            "to find where it comes from: its arguments were donated and deleted. Call "
+            "its `.clear_cache()`, and call it within `jax.debug_nans(True)`, where "
+            "functions are compiled without donation."
         ) from error
 
 
@@ -201,12 +198,6 @@ def _add_note_on_losses(error: BaseException, named: Sequence[NamedLeaf]) -> Non
     lost = [name for name, x in donated if is_deleted(x)]
     if lost:
         error.add_note(f"Donated arrays are lost: {listed(lost, 5)}.")
-        if not isinstance(error, Exception):
-            error.add_note(
-                "The call was interrupted before it returned the new values. Build or "
-                "load what is lost again. To be able to go on after an interrupt, keep "
-                "a copy (`tree_copy`), or do not donate."
-            )
     else:
         error.add_note("No donated array is lost.")
 

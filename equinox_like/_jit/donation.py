@@ -110,9 +110,8 @@ class Donation:
         if self.is_strict:
             raise DonationError(
                 f'`donate="strict"`: some donated buffers are not usable: {listing}. '
-                "No remaining output has their size. This was raised before "
-                "execution, and nothing was deleted. Return an updated array for each "
-                'of them, or donate the others by name, as in `donate=("model",)`.'
+                "No remaining output has their size. Nothing was run or deleted. Return an "
+                'updated array for each, or donate the others: `donate=("model",)`.'
                 + advice
             )
         outcome = "are deleted anyway, unless NumPy holds their memory"

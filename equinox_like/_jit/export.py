@@ -64,8 +64,8 @@ def filter_export(
     - `.serialize(vjp_order=0)`: its bytes, for [`equinox_like.deserialize_export`][]. This
         needs the package `flatbuffers`. The loaded function can be differentiated up to
         `vjp_order` times;
-    - `.exported`: the `jax.export.Exported` object; `.platforms`, `.in_avals`, `.out_avals`
-        and `.mlir_module()` are its own.
+    - `.exported`: the `jax.export.Exported` object, a function of a dictionary of arrays,
+        with the program as text, its types and its platforms.
 
     **Raises:**
 
@@ -230,25 +230,10 @@ class Exported(Generic[_P, _T]):
             ) from e
         return write(call._asdict() | described, program)
 
-    def mlir_module(self) -> str:
-        """The program as text, in StableHLO."""
-        return self.exported.mlir_module()
-
     @property
     def platforms(self) -> tuple[str, ...]:
         """The platforms that the function was exported for."""
         return tuple(self.exported.platforms)
-
-    @property
-    def in_avals(self) -> dict[str, Any]:
-        """Shape and dtype of each array in the arguments, by its name."""
-        # JAX sorts the keys of a dictionary.
-        return dict(zip(sorted(self._call.arrays), self.exported.in_avals, strict=True))
-
-    @property
-    def out_avals(self) -> Sequence[Any]:
-        """Shape and dtype of each array in the output."""
-        return self.exported.out_avals
 
     def __repr__(self) -> str:
         return f"<{self._call.name}, exported for {', '.join(self.platforms)}>"
@@ -258,12 +243,9 @@ class Exported(Generic[_P, _T]):
         given = _describe_arguments(layout, leaves)
         found = first_difference(self._call.arguments, given)
         if found is not None:
-            fix = ""
-            if "value ShapeDtypeStruct(" in found:
-                fix = " A `jax.ShapeDtypeStruct` stood for an array: pass an array."
             raise TypeError(
                 f"{self!r} was called with arguments other than those it was exported "
-                f"for: {found}{fix}"
+                f"for: {found}"
             )
         self._fitting = layout, layout.static_key(leaves)
 
@@ -281,7 +263,9 @@ def _export(jitted, args, kwargs, platforms, disabled_checks) -> Exported:
         values = iter([*own, *(arrays[name] for name in names)])
         parts = [tuple(next(values) for _ in group) for group in groups]
         out = specialization.output(specialization.function(*parts))
-        out = jtu.tree_map(_number_of, out)
+        # A symbolic dimension becomes an array, whose value each call knows.
+        is_dim = jax.export.is_symbolic_dim
+        out = jtu.tree_map(lambda x: jnp.asarray(x) if is_dim(x) else x, out)
         returned.append(map_arrays(struct_of, out))
         return [x for x in jtu.tree_leaves(out) if is_array(x)]
 
@@ -328,11 +312,6 @@ def _rename(error: Exception, names: Iterable[str]) -> None:
         text = text.replace(f"args[0][{name!r}]", f"`{name}`")
     if isinstance(error, ValueError) and text != str(error):
         raise ValueError(text) from error
-
-
-def _number_of(x: Any) -> Any:
-    """A symbolic dimension as an array, whose value each call knows."""
-    return jnp.asarray(x) if jax.export.is_symbolic_dim(x) else x
 
 
 def _without_data(out: Any) -> Template:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast
 
 import jax
-import jax.tree_util as jtu
 
 from .._annotations import signature_of
 from .._call_path import outer_call
@@ -274,10 +273,9 @@ class Jitted(Transformed[_P, _T]):
 
         For a callable pytree, drops what was compiled for all pytrees of its structure.
         """
-        structure = jtu.tree_structure(self._tree)
-        self._program.clear(structure)
+        self._program.clear()
         if self._program.donation.is_any:
-            self._program.without_donation.clear(structure)
+            self._program.without_donation.clear()
 
     def _shown_around_(self) -> tuple[str, str]:
         start, end = super()._shown_around_()

@@ -168,14 +168,6 @@ class CallLayout:
         else:
             self.only = specialization
 
-    def forget(self, specialization: Any) -> None:
-        """Removes a compiled function from the cache."""
-        if self.only is specialization:
-            self.only = None
-        for key, kept in list(self._known.items()):
-            if kept is specialization:
-                self._known.pop(key, None)
-
     def static_key(self, leaves: Leaves) -> Any:
         """The cache key of the static leaves. Values of different types differ."""
         return strict_key(self._take_statics(leaves))
@@ -329,20 +321,6 @@ class LayoutTable:
                 table.append(_Leaf(label, where[i], fixed, number))
         names = [(argument.name, len(argument.span)) for argument in arguments]
         return CallLayout(jtu.tree_structure(canonical), table, names)
-
-    def forget(self, specialization: Any) -> None:
-        for known in list(self.by_structure.values()):
-            for layout in list(known.layouts.values()):
-                layout.forget(specialization)
-
-    def clear(self, tree_structure: Any) -> None:
-        """Drops the layouts of callables of this structure."""
-        for structure, known in list(self.by_structure.items()):
-            for kinds, layout in list(known.layouts.items()):
-                if layout.treedef.children()[0] == tree_structure:
-                    known.layouts.pop(kinds, None)
-            if not known.layouts:
-                self.by_structure.pop(structure, None)
 
 
 def _flattened_again(call: Call) -> Call | None:

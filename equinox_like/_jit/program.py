@@ -138,26 +138,19 @@ class Program:
             if found is None:
                 kind = DonatingSpecialization if layout.donates else Specialization
                 found = kind(self, self._function(call), layout, skeleton)
-                if old := add_bounded(self._specializations, skeleton, found):
-                    self._forget(old)
+                for old in add_bounded(self._specializations, skeleton, found):
+                    self._by_structure.clear()  # the layouts hold it
+                    old.function.clear_cache()
         return found
 
-    def clear(self, structure: Any) -> None:
-        """Drops all specializations and layouts for callables of this structure."""
+    def clear(self) -> None:
+        """Drops all specializations and layouts."""
         with self._lock:
-            keys = [
-                skeleton
-                for skeleton in self._specializations
-                if skeleton.treedef.children()[0] == structure
-            ]
-            self._forget([self._specializations.pop(key) for key in keys])
-            self.layouts.clear(structure)
+            for specialization in self._specializations.values():
+                specialization.function.clear_cache()
+            self._specializations.clear()
+            self._by_structure.clear()
             self.storm.number = min(self.storm.number, 1)
-
-    def _forget(self, specializations: list[Specialization]) -> None:
-        for specialization in specializations:
-            self.layouts.forget(specialization)
-            specialization.function.clear_cache()
 
     def __repr__(self) -> str:  # shown in errors about mismatched static fields
         return f"<program of {self.name}, donate={self.donate!r}>"

@@ -11,7 +11,6 @@ import numpy as np
 from .._compat.compiled import Buffer, buffers_of
 from .._tree.arrays import describe_array
 from .._tree.nodes import path_str
-from .specialization import Placeholder
 from .stages import Lowered
 
 Outcome = Literal["aliased", "donor", "unusable", "unused", "kept", "unknown"]
@@ -42,20 +41,6 @@ class OutputRow(NamedTuple):
     bytes: int
 
 
-class MemoryTotals(NamedTuple):
-    """The memory of one call on one device, in bytes, by XLA's account."""
-
-    arguments: int
-    outputs: int
-    aliased: int
-    temporary: int
-
-    @property
-    def peak(self) -> int:
-        """Arguments, outputs and temporary values, less what is aliased."""
-        return self.arguments + self.outputs - self.aliased + self.temporary
-
-
 class DonationReport:
     """What a call would donate, by leaf; from `filter_jit(f).donation_report(...)`.
 
@@ -74,12 +59,11 @@ class DonationReport:
 
     `outputs` has a row for each array of the output: its `path`, `shape`, `dtype` and
     `bytes`. `donated_bytes` is the sum over the rows that are donated, and
-    `aliased_bytes` over those whose buffer an output reuses. `memory` is XLA's account:
-    `arguments`, `outputs`, `aliased` (of the outputs, what reuses an argument's buffer),
-    `temporary`, and `peak`, which is all that is allocated while the call runs. XLA's own
-    `peak_memory_in_bytes` leaves out temporary values on some platforms.
-    `temporary_bytes` and `peak_bytes` are read from `memory`. All numbers of bytes are
-    those on one device. `str(report)` is a table.
+    `aliased_bytes` over those whose buffer an output reuses. `memory` is what
+    `.memory_analysis()` of JAX's compiled function returns: XLA's account. From it are
+    `temporary_bytes` and `peak_bytes`, which is all that is allocated while the call
+    runs. (XLA's own `peak_memory_in_bytes` leaves out temporary values on some
+    platforms.) All numbers of bytes are those on one device. `str(report)` is a table.
     """
 
     def __init__(
@@ -92,19 +76,19 @@ class DonationReport:
         self.function = function
         self.rows = tuple(rows)
         self.outputs = tuple(outputs)
-        self.memory = MemoryTotals(
-            memory.argument_size_in_bytes,
-            memory.output_size_in_bytes,
-            memory.alias_size_in_bytes,
-            memory.temp_size_in_bytes,
-        )
+        self.memory = memory
         self.donated_bytes = sum(r.bytes for r in rows if r.outcome != "kept")
         # XLA's own count includes its copies of NumPy arrays, which are not donated.
         self.aliased_bytes = sum(r.bytes for r in rows if r.outcome == "aliased")
         if any(r.outcome == "unknown" for r in rows):
-            self.aliased_bytes = min(self.memory.aliased, self.donated_bytes)
-        self.temporary_bytes: int = self.memory.temporary
-        self.peak_bytes: int = self.memory.peak
+            self.aliased_bytes = min(memory.alias_size_in_bytes, self.donated_bytes)
+        self.temporary_bytes: int = memory.temp_size_in_bytes
+        self.peak_bytes: int = (
+            memory.argument_size_in_bytes
+            + memory.output_size_in_bytes
+            - memory.alias_size_in_bytes
+            + memory.temp_size_in_bytes
+        )
 
     def __str__(self) -> str:
         cells = [("array", "", "bytes", "outcome")] + [
@@ -146,19 +130,17 @@ _OWN = "an array of the callable itself; only arguments can be donated"
 def _outputs(infos: Any, shardings: Any, fill: Any) -> list[OutputRow]:
     """A row for each array of the output, in the order of the compiled program."""
     leaves, treedef = jtu.tree_flatten(infos)
-    numbers = {Placeholder(): i for i in range(len(leaves))}
-    # `fill` adds the static leaves of the output, so that the paths are the user's.
-    tree = fill(treedef.unflatten(numbers))
-    paths = [""] * len(leaves)
-    for path, leaf in jtu.tree_flatten_with_path(tree)[0]:
-        if isinstance(leaf, Placeholder):
-            paths[numbers[leaf]] = path_str(path, "output")
+    # `fill` makes the user's output, here with `None` in place of static leaves.
+    tree = fill(treedef.unflatten(range(len(leaves))), lambda _: None)
+    path_of = {
+        i: path_str(path, "output") for path, i in jtu.tree_leaves_with_path(tree)
+    }
     return [
         OutputRow(
-            path, x.shape, x.dtype, _bytes_on_a_device(x.shape, x.dtype, sharding)
+            path_of[i], x.shape, x.dtype, _bytes_on_a_device(x.shape, x.dtype, sharding)
         )
-        for path, x, sharding in zip(
-            paths, leaves, jtu.tree_leaves(shardings), strict=True
+        for i, (x, sharding) in enumerate(
+            zip(leaves, jtu.tree_leaves(shardings), strict=True)
         )
     ]
 

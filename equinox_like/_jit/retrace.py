@@ -167,32 +167,22 @@ def _named(trace: Trace) -> dict[str, Any]:
 
 
 def _of_data(name: str, old: Any, new: Any) -> Iterator[Difference]:
-    was, now = f"an array {old.str_short()}", new.str_short()
-    same_shape, same_dtype = old.shape == new.shape, old.dtype == new.dtype
-    if not same_shape:
-        fix = (
+    was, now = (x.str_short() + " with a weak type" * is_weak(x) for x in (old, new))
+    fixes = {}
+    if old.shape != new.shape:
+        fixes[SHAPE] = (
             "Each shape is compiled separately: pad to a few sizes, as `bucketed` does."
         )
-        yield Difference(name, SHAPE, was, now, fix, MANY)
-    if not same_dtype:
-        if not same_shape:
-            was, now = f"an array of dtype {old.dtype}", f"of dtype {new.dtype}"
-        yield Difference(name, DTYPE, was, now, "Convert it before the call.")
-    weak = is_weak(old), is_weak(new)
-    if weak[0] != weak[1]:
-        kinds = {True: "a weak type", False: "no weak type"}
-        yield Difference(
-            name,
-            WEAK_TYPE,
-            f"an array {old.str_short()} with {kinds[weak[0]]}",
-            f"with {kinds[weak[1]]}",
-            "Give it a dtype, as in `jnp.asarray(x, jnp.float32)`.",
-        )
-    if same_shape and same_dtype and weak[0] == weak[1]:
-        fix = "Shard it like this before the first call, by `filter_shard`."
-        yield Difference(
-            name, SHARDING, f"{was} {_sharding_of(old)}", _sharding_of(new), fix
-        )
+    if old.dtype != new.dtype:
+        fixes[DTYPE] = "Convert it before the call."
+    if is_weak(old) != is_weak(new):
+        fixes[WEAK_TYPE] = "Give it a dtype, as in `jnp.asarray(x, jnp.float32)`."
+    if not fixes:
+        was, now = f"{was} {_sharding_of(old)}", _sharding_of(new)
+        fixes[SHARDING] = "Shard it like this before the first call, by `filter_shard`."
+    for kind, fix in fixes.items():
+        limit = MANY if kind == SHAPE else 0
+        yield Difference(name, kind, f"an array {was}", now, fix, limit)
 
 
 def _sharding_of(aval: Any) -> str:
@@ -307,9 +297,8 @@ class Storm:
             return None
         return (
             f"`{program.name}` is a new function with the code of {number - 1} functions "
-            f"that were compiled before ({code.co_filename}:{code.co_firstlineno}). Each "
-            "new function is compiled again: define it once, outside of the loop or "
-            f"function that defines it now. {_OFF}"
+            f"that were compiled before ({code.co_filename}:{code.co_firstlineno}). Define "
+            f"it once, outside of the loop or function that defines it now. {_OFF}"
         )
 
     def _of_retrace(self, retrace: Retrace) -> str | None:

@@ -15,7 +15,7 @@ import jax
 import jax.tree_util as jtu
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from .._compat.errors import is_missing_mesh_error, is_other_sharding_error
+from .._compat.errors import is_other_sharding_error
 from .._core.sharding import (
     check_fits,
     check_is_sharding,
@@ -37,8 +37,8 @@ _POSITIONAL: Final = (
     inspect.Parameter.POSITIONAL_ONLY,
     inspect.Parameter.POSITIONAL_OR_KEYWORD,
 )
-# In place of an entry for a positional argument.
-_MISSING: Final = object()
+# In place of an entry for a positional argument: an error if that has arrays.
+_MISSING: Final = "no entry"
 
 
 class Shardings:
@@ -97,20 +97,11 @@ class Shardings:
         self, error: Exception, layout: CallLayout, leaves: Leaves
     ) -> None:
         """Raises an error that names the argument, because JAX's, `error`, may not."""
-        mismatch = is_other_sharding_error(error)
-        without_mesh = is_missing_mesh_error(error)
-        if self._of_inputs is None or not (
-            isinstance(error, ValueError) or without_mesh
-        ):
+        if self._of_inputs is None or not isinstance(error, ValueError):
             return
+        mismatch = is_other_sharding_error(error)
         named = zip(self._named_inputs(layout), layout.take_data(leaves), strict=True)
         for (name, spec), x in named:
-            if without_mesh and isinstance(spec, PartitionSpec):
-                raise ValueError(
-                    f"`in_shardings` gives {spec} for `{name}`, but no mesh is in use: "
-                    "call the function under `jax.set_mesh(mesh)`, or give "
-                    "`jax.sharding.NamedSharding(mesh, spec)`."
-                ) from error
             check_fits("in_shardings", name, spec, x, error)
             if not mismatch or not is_concrete(x) or not x.committed:
                 continue
@@ -178,19 +169,10 @@ class Shardings:
             by_name = dict(zip(self._positional, given, strict=False))
             rest = [by_name.get(name) for name in kwargs.node_data()[1]]
             entries = [*given[:count], *missing, *rest]
-        labels = iter(layout.labels)
         # The arrays of the callable itself are not arguments.
         for entry, treedef, (name, size) in zip(
             [None, *entries], treedefs, layout.arguments, strict=True
         ):
-            statics = [next(labels) is STATIC for _ in range(size)]
-            if entry is _MISSING:
-                if not all(statics):
-                    raise ValueError(
-                        "`in_shardings` is a tuple without an entry for the positional "
-                        f"argument `{name}`."
-                    )
-                entry = None
             if _is_leaf(entry):
                 yield from [entry] * size
             else:

@@ -27,7 +27,6 @@ import jax.tree_util as jtu
 from .._call_path import call_rebuilt
 from .._compat.errors import forget_calls
 from .._compat.tracing import (
-    Tracer,
     at_top_level,
     is_of_current_trace,
     jit_is_disabled,
@@ -41,7 +40,7 @@ from .._module.values import leaves_of
 from .._tree.cycles import check_no_cycle
 from .._tree.filters import is_array, is_none
 from .._tree.match import leaf_name
-from .._tree.nodes import MAKE_A_PYTREE
+from .._tree.nodes import MAKE_A_PYTREE, with_article
 from .._tree.partitioning import STATIC, Skeleton, merge
 from .._tree.registry import registry
 from .checks import (
@@ -274,34 +273,19 @@ def check_no_leaked_tracers(out: Any) -> None:
     for i, leaf in enumerate(jtu.tree_leaves(out)):
         if is_array(leaf):
             continue
-        kind = type(leaf).__name__
         if is_of_current_trace(leaf):
             raise TypeError(
                 "The function returned a `jax.Ref` that exists only while it is traced, at "
                 f"`{leaf_name(out, i, 'out')}`. JAX does not support that. Make the "
                 "Ref outside of compiled functions, or return its value, `ref[...]`."
             )
-        if any(map(_holds_tracer, _local_variables(leaf))):
-            raise TypeError(
-                f"The function returned a {kind} at `{leaf_name(out, i, 'out')}`, whose "
-                "code would run after the trace. Return a list in place of `yield`, and "
-                "do not compile an `async` function, but what it calls."
-            )
-        for name, value in _captured(leaf).items():
+        held, fix = _held(leaf)
+        for name, value in held.items():
             if any(map(is_of_current_trace, leaves_of(value))):
                 raise TypeError(
-                    f"The function returned a {kind} at `{leaf_name(out, i, 'out')}` that "
-                    f"captures an array of its trace, in `{name}`. Return "
-                    "`equinox_like.Partial(f, array)`, whose arguments are a part of the "
-                    "tree, or a Module with the array in a field."
-                )
-        for name, value in _attributes(leaf).items():
-            if _holds_tracer(value):
-                raise TypeError(
-                    f"The function returned an instance of `{kind}` at "
-                    f"`{leaf_name(out, i, 'out')}`, with an array in its attribute "
-                    f"`{name}`. But {kind} is not a pytree, so JAX does not see the "
-                    f"array: {MAKE_A_PYTREE}"
+                    f"The function returned {with_article(type(leaf).__name__)} at "
+                    f"`{leaf_name(out, i, 'out')}` that holds an array of its trace, in "
+                    f"`{name}`, which JAX does not see: {fix}"
                 )
 
 
@@ -314,21 +298,27 @@ def _warnings_of_assignments(
     """
     return [
         f"`{function}` assigned an array to the attribute `{name}` of a "
-        f"`{type(x).__name__}`, which is not a pytree. That runs only when the "
-        "function is traced: later calls skip it, and use the values that were read "
-        f"then. Pass `{name}` as an argument, return the new one, and assign it "
-        "after the call."
+        f"`{type(x).__name__}`, which is not a pytree. That runs only when the function "
+        f"is traced: later calls skip it. Pass `{name}` as an argument, return the new "
+        "one, and assign it after the call."
         for x, attributes in before
         for name, value in _attributes(x).items()
-        if value is not attributes.get(name) and _holds_tracer(value)
+        if value is not attributes.get(name)
+        and any(map(is_of_current_trace, leaves_of(value)))
     ]
 
 
-def _local_variables(x: Any) -> Iterable[Any]:
-    """The variables in a generator or coroutine."""
-    name = _FRAMES.get(type(x))
-    frame = getattr(x, name) if name else None
-    return () if frame is None else frame.f_locals.values()
+def _held(x: Any) -> tuple[dict[str, Any], str]:
+    """What an object holds, by name, and what to return if there are arrays in it."""
+    if isinstance(x, functools.partial):
+        return {"args": x.args, "keywords": x.keywords}, _AS_PARTIAL
+    if isinstance(x, types.FunctionType):
+        with contextlib.suppress(ValueError):  # a variable without a value
+            return dict(inspect.getclosurevars(x).nonlocals), _AS_PARTIAL
+    if type(x) in _FRAMES:
+        frame = getattr(x, _FRAMES[type(x)])
+        return {} if frame is None else frame.f_locals, _AS_LIST
+    return _attributes(x), MAKE_A_PYTREE
 
 
 _FRAMES = {
@@ -336,16 +326,14 @@ _FRAMES = {
     types.CoroutineType: "cr_frame",
     types.AsyncGeneratorType: "ag_frame",
 }
-
-
-def _captured(x: Any) -> dict[str, Any]:
-    """What a function or partial was made with, by name."""
-    if isinstance(x, functools.partial):
-        return {"args": x.args, "keywords": x.keywords}
-    if isinstance(x, types.FunctionType):
-        with contextlib.suppress(ValueError):  # a variable without a value
-            return dict(inspect.getclosurevars(x).nonlocals)
-    return {}
+_AS_PARTIAL = (
+    "return `equinox_like.Partial(f, array)`, whose arguments are a part of the tree, or a "
+    "Module with the array in a field."
+)
+_AS_LIST = (
+    "its code would run after the trace. Return a list in place of `yield`, and do not "
+    "compile an `async` function, but what it calls."
+)
 
 
 def _attributes(x: Any) -> dict[str, Any]:
@@ -353,7 +341,3 @@ def _attributes(x: Any) -> dict[str, Any]:
     if type(attributes) is not dict or isinstance(x, types.FunctionType | type):
         return {}
     return attributes.copy()  # another thread may change them
-
-
-def _holds_tracer(value: Any) -> bool:
-    return any(isinstance(x, Tracer) for x in leaves_of(value))

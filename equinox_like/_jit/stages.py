@@ -196,8 +196,7 @@ class Lowered(_Stage[_P, _T]):
             raise ValueError(
                 f"{self!r} was lowered for {', '.join(map(repr, self._platforms))}, "
                 f"but this host compiles for {platform!r}. Lower without "
-                "`lowering_platforms` to compile here; or use `filter_export` to "
-                "carry the program to another host."
+                "`lowering_platforms`; or carry it to another host by `filter_export`."
             )
         compiled = self.lowered.compile(compiler_options)
         call, buffers = self._call, None
@@ -287,10 +286,7 @@ class Compiled(_Stage[_P, _T]):
                 (call.layout.arguments, call.specialization.skeleton),
                 (layout.arguments, skeleton),
             )
-            first = next(found, "Other arguments are donated.")
-            if "ShapeDtypeStruct(" in str(first):
-                raise self._unfit(first, _OF_STRUCT)
-            raise self._unfit(first)
+            raise self._unfit(next(found, "Other arguments are donated."))
         self._fitting = layout, layout.static_key(leaves)
 
     def _require_types(self, layout: CallLayout, leaves: Leaves) -> None:
@@ -303,14 +299,11 @@ class Compiled(_Stage[_P, _T]):
                 text = f"`{name}` was an array {before}, and is now {after}."
                 raise self._unfit(text) from None
 
-    def _unfit(self, difference: Any, fix: str = "") -> TypeError:
-        fix = fix or (
-            "Compile again for these, or call the function that it was compiled from, "
-            "which does."
-        )
+    def _unfit(self, difference: Any) -> TypeError:
         return TypeError(
             f"{self!r} was called with arguments other than those it was compiled for: "
-            f"{difference} {fix}"
+            f"{difference} Compile again for these, or call the function that it was "
+            "compiled from, which does."
         )
 
     @property
@@ -357,9 +350,3 @@ def platform_of_call(leaves: Sequence[Any]) -> str:
                 continue
             return platform_of(device)
     return platform_of(default_device())
-
-
-_OF_STRUCT: Final = (
-    "A `jax.ShapeDtypeStruct` stood for an array: pass an array, or call the function that "
-    "it was compiled from, which takes the struct as a static value."
-)

@@ -66,9 +66,8 @@ class EnumerationItem(Module):
         enumeration = self._enumeration
         if not isinstance(other, enumeration):
             raise ValueError(
-                f"Cannot compare an item of {_name(enumeration)} with {_describe(other)}. "
-                "Items are compared with items of the same enumeration; "
-                "`More.promote(item)` makes an item of a subclass `More`."
+                f"Cannot compare an item of {_name(enumeration)} with {_describe(other)}: "
+                "that takes items of the same enumeration, as `promote` makes them."
             )
         return _at_compile_time(function, self._index, other._index)
 

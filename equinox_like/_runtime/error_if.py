@@ -36,13 +36,7 @@ from .._compat.tracing import Tracer, at_top_level, within_program
 from .._core.base import frames_hidden
 from .._core.flat_call import take_apart
 from .._environment import BREAKPOINT_FRAMES, MODES, ON_ERROR
-from .._errors import (
-    FOLDER,
-    EquinoxRuntimeError,
-    EquinoxTracetimeError,
-    did_you_mean,
-    warn,
-)
+from .._errors import FOLDER, EquinoxRuntimeError, EquinoxTracetimeError, did_you_mean
 from .._jit.checks import register_check
 from .._tree.arrays import is_typed_key, with_key, without_key
 from .._tree.filters import is_array, is_array_like
@@ -100,8 +94,7 @@ def error_if(
         - `"nan"`: the program goes on with NaN in all arrays of `x`, under `jax.vmap` in
             those of the elements that failed, so that an array that the batch shares is
             no longer shared; integer arrays are filled with the greatest integer,
-            boolean arrays with `True`. PRNG keys do not change. If `pred` is true as a
-            Python or NumPy value, there is a warning.
+            boolean arrays with `True`. PRNG keys do not change.
         - `"breakpoint"`: prints the message and opens JAX's debugger. The environment
             variable `EQX_ON_ERROR_BREAKPOINT_FRAMES` sets the number of frames (1 by
             default). Then as `"nan"`.
@@ -197,15 +190,12 @@ def branched_error_if(
     is_plain = _is_plain(pred)
     if mode == "off" or (is_plain and not pred):
         return x
-    if mode == "nan":
-        _warn_if_known_true(pred, index, messages)
     arrays, rest = take_apart(x, may_depend)
     if not arrays:
         raise ValueError(
-            "No arrays are in the `x` of `error_if`, so there is nothing to attach "
-            "the check to. Pass an array that is used afterwards, and use the "
-            "returned one in its place. The check was for: "
-            f"{', '.join(map(repr, messages))}."
+            "No arrays are in the `x` of `error_if`, so there is nothing to attach the "
+            "check to. Pass an array, and use the returned one in its place. The check "
+            f"was for: {', '.join(map(repr, messages))}."
         )
     if mode == "raise" and is_plain and isinstance(index, int):
         error = EquinoxTracetimeError(Check(messages, (), goes_on=False).message(index))
@@ -310,41 +300,20 @@ def _is_known_false(pred: Any) -> bool:
     return not np.any(pred)
 
 
-def _warn_if_known_true(pred: Any, index: Any, messages: tuple[str, ...]) -> None:
-    is_known = not isinstance(pred, jax.Array) and not hasattr(pred, "__jax_array__")
-    if is_known and np.any(pred):
-        is_one = isinstance(index, int | np.integer) and 0 <= index < len(messages)
-        message = messages[int(index)] if is_one else ", ".join(map(repr, messages))
-        warn(
-            "The predicate of a check with `on_error='nan'` is always true, so the "
-            f"values that it checks become NaN. The check was for: {message}"
-        )
-
-
 def _by_element(pred: Any, index: Any) -> tuple[jax.Array, jax.Array]:
     """Both as arrays of one shape, which is `()` if the index is a scalar."""
-    if not isinstance(index, list | tuple) and not is_array_like(index):
-        fix = " Call `item.error_if(x, pred)`." if hasattr(index, "error_if") else ""
+    pred, given = jnp.asarray(pred).astype(bool), index
+    if isinstance(given, list | tuple) or is_array_like(given):
+        index = jnp.asarray(given)
+    if not is_array(index) or not jnp.issubdtype(index.dtype, np.integer):
         raise TypeError(
             "The index of `branched_error_if` must be an integer; got "
-            f"{describe_node(index)}.{fix}"
-        )
-    pred, index = jnp.asarray(pred).astype(bool), jnp.asarray(index)
-    if not jnp.issubdtype(index.dtype, np.integer):
-        raise TypeError(
-            "The index of `branched_error_if` must be an integer; got one of dtype "
-            f"{index.dtype}."
+            f"{describe_node(given)}."
         )
     if index.ndim == 0:
         return (pred.any() if pred.ndim else pred), index
-    try:
-        shape = jnp.broadcast_shapes(pred.shape, index.shape)
-    except ValueError as error:
-        raise ValueError(
-            f"The index of `branched_error_if`, {describe_node(index)}, cannot be "
-            f"broadcast against its predicate, {describe_node(pred)}."
-        ) from error
-    return jnp.broadcast_to(pred, shape), jnp.broadcast_to(index, shape)
+    pred, index = jnp.broadcast_arrays(pred, index)
+    return pred, index
 
 
 def _attach_check(

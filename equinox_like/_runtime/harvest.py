@@ -53,7 +53,8 @@ from .._module.module import BoundMethod, Function, Module
 from .._transforms.trace import trace
 from .._tree.arrays import describe_array
 from .._tree.filters import is_array
-from .._tree.nodes import children_of, describe_node, path_within
+from .._tree.match import pair_leaves
+from .._tree.nodes import children_of, path_str, path_within
 from .._tree.require import check_not_class, require_callable
 
 
@@ -141,7 +142,12 @@ def _run_equation(
         out = run_equation(jaxpr, equation, inputs)
         return out, _run(params[_WITH_RULES[name]], inputs, is_wanted)[1]
     if name not in _RULES:
-        raise _unreachable(mark.path or "<root>", name)
+        raise RuntimeError(
+            f"`capture` cannot return `{mark.path or '<root>'}`: it is computed within "
+            f"`{name}`. Leave it out of `where`; or use `jax.numpy.where` in place of "
+            "`jax.lax.cond`, `jax.lax.scan` in place of `jax.lax.while_loop`, and "
+            "`checkpoint=True` in `filter_scan`."
+        )
     rule, program = _RULES[name]
     found: list[Found] = []
 
@@ -153,20 +159,6 @@ def _run_equation(
 
     out, arrays = rule(run, params, inputs)
     return out, [x._replace(arrays=a) for x, a in zip(found, arrays, strict=True)]
-
-
-def _unreachable(path: str, primitive: str) -> RuntimeError:
-    place = f"`capture` cannot return `{path}`: it is computed within `{primitive}`"
-    if primitive not in ("cond", "while"):
-        return RuntimeError(
-            f"{place}, which `capture` does not support. Leave it out of `where`."
-        )
-    return RuntimeError(
-        f"{place}, where only running the program shows whether, and how often, a "
-        "value is computed. Leave it out of `where`; or use `jax.numpy.where` in place "
-        "of `jax.lax.cond`, `jax.lax.scan` in place of `jax.lax.while_loop`, and "
-        "`checkpoint=True` in place of other checkpoints of `filter_scan`."
-    )
 
 
 # For each primitive that has a program: how it is run with further outputs. `run` is a
@@ -373,22 +365,11 @@ def _watched(cls: type) -> type:
 
 
 def replacement(function: Callable[[Any], Any], value: Any, path: str) -> Any:
-    new = function(value)
-    old_leaves, old_structure = jtu.tree_flatten_with_path(value)
-    leaves, structure = jtu.tree_flatten(new)
-    if structure != old_structure:
-        raise ShapeError(
-            "The functions of `intervene` must return the structure that they are "
-            f"given. The one for `{path}` was given {describe_node(value)} and "
-            f"returned {describe_node(new)}."
-        )
     root = path or "<root>"
-    return structure.unflatten(
-        [
-            _same_type(old, new, root + jtu.keystr(step))
-            for (step, old), new in zip(old_leaves, leaves, strict=True)
-        ]
-    )
+    message = f"The function of `intervene` for `{root}` must keep the structure."
+    pairs = pair_leaves(value, function(value), message, root, error=ShapeError)
+    new = [_same_type(x, y, path_str(step, root)) for step, x, y in pairs]
+    return jtu.tree_structure(value).unflatten(new)
 
 
 def _same_type(old: Any, new: Any, path: str) -> Any:

@@ -192,12 +192,13 @@ def _map_transpose(rule, batches, cotangents, inputs) -> list[Any]:
     in_front = (0,) * len(cotangents)
     wide = [batch._replace(axes=(*batch.axes, *in_front)) for batch in batches]
     given = [*inputs, *cotangents]
-    types = _types_within([*map(_aval_of, given)], wide)
+    avals = [x.aval if _is_absent(x) else jax.typeof(x) for x in given]
+    types = _types_within(avals, wide)
 
     def of_element(*args):
         typed = [*zip(args, types, strict=True)]
-        xs = [_known_or_wanted(*pair) for pair in typed[: len(inputs)]]
-        cts = [_array_or_zero(*pair) for pair in typed[len(inputs) :]]
+        xs = [UndefinedPrimal(t) if x is None else x for x, t in typed[: len(inputs)]]
+        cts = [Zero(t) if ct is None else ct for ct, t in typed[len(inputs) :]]
         found = _without_absent(rule(cts, *xs))
         return [
             ct if is_undefined_primal(x) else None
@@ -211,14 +212,6 @@ def _map_transpose(rule, batches, cotangents, inputs) -> list[Any]:
     ]
 
 
-def _known_or_wanted(x: Any, aval: Any) -> Any:
-    return UndefinedPrimal(aval) if x is None else x
-
-
-def _array_or_zero(cotangent: Any, aval: Any) -> Any:
-    return Zero(aval) if cotangent is None else cotangent
-
-
 def _is_absent(x: Any) -> bool:
     """Whether it is a symbolic zero, or an input whose cotangent is wanted."""
     return type(x) is Zero or is_undefined_primal(x)
@@ -226,10 +219,6 @@ def _is_absent(x: Any) -> bool:
 
 def _without_absent(values: Sequence[Any]) -> list[Any]:
     return [None if _is_absent(x) else x for x in values]
-
-
-def _aval_of(x: Any) -> Any:
-    return x.aval if _is_absent(x) else jax.typeof(x)
 
 
 def _unbatched_like(cotangent: Any, i: int, batches: Sequence[_Batch]) -> Any:

@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
@@ -169,9 +168,8 @@ class Bucketed(WithOptions[_P, _T]):
             lengths.setdefault(name, {})[axis] = length
         traced = jax.tree.map(np.int32, lengths)
         # `lengths` may be at any position among the parameters.
-        full = inspect.BoundArguments(
-            signature, OrderedDict({**bound.arguments, "lengths": traced})
-        )
+        arguments: Any = {**bound.arguments, "lengths": traced}
+        full = inspect.BoundArguments(signature, arguments)
         return full.args, full.kwargs, lengths
 
 

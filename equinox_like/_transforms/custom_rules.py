@@ -531,9 +531,8 @@ class _ReverseCall:
 
 _UNEXPECTED_TANGENT = (
     "`*args` and `**kwargs` of `{name}`, a `filter_custom_vjp`, cannot be "
-    "autodifferentiated, nor can the arrays of the function itself. Only its first "
-    "argument can, which may be a tuple of several; or use `jax.lax.stop_gradient` on the "
-    "others."
+    "autodifferentiated, nor can the arrays of the function itself: only its first "
+    "argument can, which may be a tuple. Use `jax.lax.stop_gradient` on the others."
 )
 _NO_FORWARD_MODE = (
     "`{name}` has rules for reverse mode only, by `filter_custom_vjp`: it has "
@@ -743,13 +742,7 @@ class _Expected(NamedTuple):
 
     def _spread(self, out_batched: Any, out: Any) -> list[bool]:
         """The flag of `out_batched` for each leaf of `out`."""
-        try:
-            flags = [*spread(out_batched, out, "out_batched", "out", is_leaf=None)]
-        except ValueError as e:
-            raise ValueError(
-                f"{self.where} must return `out_batched` like `out`, or a prefix tree of "
-                f"it: {e}"
-            ) from None
+        flags = [*spread(out_batched, out, "out_batched", "out", is_leaf=None)]
         for number, flag in flags:
             if not isinstance(flag, bool):
                 raise ValueError(

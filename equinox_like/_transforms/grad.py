@@ -33,7 +33,7 @@ from .._tree.filters import is_array_like, is_inexact_array, is_inexact_array_li
 from .._tree.nodes import MAKE_A_PYTREE, describe_node
 from .._tree.partitioning import evaluate_filter, leaf_names
 from .._tree.require import check_options
-from .._typing import NOT_GIVEN, GradOptions
+from .._typing import NOT_GIVEN, GradOptions, JacobianOptions
 from .arguments import NamedCall, WithOptions, applied, check_only_arrays
 
 _P = ParamSpec("_P")
@@ -50,7 +50,6 @@ def filter_value_and_grad(
     fun: Callable[Concatenate[_X, _P], _T],
     *,
     has_aux: Literal[False] = False,
-    wrt: Any = None,
     **gradkwargs: Unpack[GradOptions],
 ) -> Transformed[Concatenate[_X, _P], tuple[_T, Any]]: ...
 @typing.overload
@@ -58,7 +57,6 @@ def filter_value_and_grad(
     fun: Callable[Concatenate[_X, _P], tuple[_T, _Aux]],
     *,
     has_aux: Literal[True],
-    wrt: Any = None,
     **gradkwargs: Unpack[GradOptions],
 ) -> Transformed[Concatenate[_X, _P], tuple[tuple[_T, _Aux], Any]]: ...
 @typing.overload
@@ -66,22 +64,18 @@ def filter_value_and_grad(
     fun: Callable[Concatenate[_X, _P], Any],
     *,
     has_aux: bool,
-    wrt: Any = None,
     **gradkwargs: Unpack[GradOptions],
 ) -> Transformed[Concatenate[_X, _P], Any]: ...
 @typing.overload
 def filter_value_and_grad(
-    *,
-    has_aux: Literal[False] = False,
-    wrt: Any = None,
-    **gradkwargs: Unpack[GradOptions],
+    *, has_aux: Literal[False] = False, **gradkwargs: Unpack[GradOptions]
 ) -> Callable[
     [Callable[Concatenate[_X, _P], _T]],
     Transformed[Concatenate[_X, _P], tuple[_T, Any]],
 ]: ...
 @typing.overload
 def filter_value_and_grad(
-    *, has_aux: Literal[True], wrt: Any = None, **gradkwargs: Unpack[GradOptions]
+    *, has_aux: Literal[True], **gradkwargs: Unpack[GradOptions]
 ) -> Callable[
     [Callable[Concatenate[_X, _P], tuple[_T, _Aux]]],
     Transformed[Concatenate[_X, _P], tuple[tuple[_T, _Aux], Any]],
@@ -117,7 +111,6 @@ def filter_grad(
     fun: Callable[Concatenate[_X, _P], tuple[Any, _Aux]],
     *,
     has_aux: Literal[True],
-    wrt: Any = None,
     **gradkwargs: Unpack[GradOptions],
 ) -> Transformed[Concatenate[_X, _P], tuple[Any, _Aux]]: ...
 @typing.overload
@@ -125,19 +118,18 @@ def filter_grad(
     fun: Callable[Concatenate[_X, _P], Any],
     *,
     has_aux: bool = False,
-    wrt: Any = None,
     **gradkwargs: Unpack[GradOptions],
 ) -> Transformed[Concatenate[_X, _P], Any]: ...
 @typing.overload
 def filter_grad(
-    *, has_aux: Literal[True], wrt: Any = None, **gradkwargs: Unpack[GradOptions]
+    *, has_aux: Literal[True], **gradkwargs: Unpack[GradOptions]
 ) -> Callable[
     [Callable[Concatenate[_X, _P], tuple[Any, _Aux]]],
     Transformed[Concatenate[_X, _P], tuple[Any, _Aux]],
 ]: ...
 @typing.overload
 def filter_grad(
-    *, has_aux: bool = False, wrt: Any = None, **gradkwargs: Unpack[GradOptions]
+    *, has_aux: bool = False, **gradkwargs: Unpack[GradOptions]
 ) -> Callable[
     [Callable[Concatenate[_X, _P], Any]], Transformed[Concatenate[_X, _P], Any]
 ]: ...
@@ -261,9 +253,8 @@ def _check_no_refs(
         if chosen[i] and isinstance(leaf, jax.Ref):
             raise TypeError(
                 f"The first argument of `{name_of(fun)}` holds a `jax.Ref` at "
-                f"`{leaf_names(treedef, 'x')[i]}`, which cannot be "
-                "differentiated. Pass it as another argument, read it first (`ref[...]`), "
-                "or leave it out by `wrt`."
+                f"`{leaf_names(treedef, 'x')[i]}`, which cannot be differentiated. Pass "
+                "it as another argument, or read it first: `ref[...]`."
             )
 
 
@@ -275,26 +266,13 @@ def _nothing_to_differentiate(fun: Any, why: str) -> TypeError:
 
 def _why_nothing(x: Any, leaves: list[Any]) -> str:
     if not leaves:
-        fix = ""
-        if isinstance(x, Module):
-            fix = (
-                " A Module's leaves are in its annotated fields: an attribute of the "
-                "class without an annotation, and a static field, hold none."
-            )
-        return f"it is {describe_node(x)}, a tree without leaves.{fix}"
+        return f"it is {describe_node(x)}, a tree without leaves."
     if any(map(is_inexact_array, leaves)):
         return (
             "all its floating-point and complex arrays are frozen, or in a "
             "`field(trainable=False)`. Use `unfrozen` on what you want to train."
         )
-    seen = sorted(
-        {
-            f"{type(x).__name__} of dtype {x.dtype}"
-            if hasattr(x, "dtype")
-            else type(x).__name__
-            for x in leaves
-        }
-    )
+    seen = sorted({str(getattr(x, "dtype", type(x).__name__)) for x in leaves})
     fix = (
         "convert the value to differentiate with `jnp.asarray`, as in "
         "`jnp.asarray(2.0)`."
@@ -305,7 +283,7 @@ def _why_nothing(x: Any, leaves: list[Any]) -> str:
             f"{type(holder).__name__} is not a pytree, so JAX does not see its arrays: "
             + MAKE_A_PYTREE
         )
-    elif leaves and all(map(callable, leaves)):
+    elif all(map(callable, leaves)):
         fix = (
             "JAX does not look inside functions. Pass the model itself, or use "
             "`equinox_like.Partial` in place of `functools.partial`."
@@ -357,18 +335,18 @@ class _MakesJacobian(Protocol):
         self,
         fun: Callable[_P, tuple[Any, _Aux]],
         has_aux: Literal[True],
-        **jackwargs: Unpack[GradOptions],
+        **jackwargs: Unpack[JacobianOptions],
     ) -> "Jacobian[_P, tuple[Any, _Aux]]": ...
     @typing.overload
     def __call__(
         self,
         fun: Callable[_P, Any],
         has_aux: bool = False,
-        **jackwargs: Unpack[GradOptions],
+        **jackwargs: Unpack[JacobianOptions],
     ) -> "Jacobian[_P, Any]": ...
     @typing.overload
     def __call__(
-        self, *, has_aux: bool = False, **jackwargs: Unpack[GradOptions]
+        self, *, has_aux: bool = False, **jackwargs: Unpack[JacobianOptions]
     ) -> "Callable[[Callable[_P, Any]], Jacobian[_P, Any]]": ...
 
 

@@ -24,14 +24,13 @@ from .._call_path import call_part
 from .._compat.errors import is_forward_mode
 from .._compat.tracing import Tracer, mapped_at_once
 from .._core.base import frames_hidden, name_of, require_callable
+from .._core.difference import tree_differences
 from .._core.flat_call import take_apart
 from .._module.fields import field
 from .._tree.arrays import is_typed_key, reusable
 from .._tree.filters import is_array, is_inexact_array
-from .._tree.match import pair_leaves
 from .._tree.nodes import children_of, describe_node, path_str
 from .._tree.partitioning import combine, filter, map_arrays, partition
-from .._tree.strict import strictly_same
 from .._typing import NOT_GIVEN
 from .arguments import WithOptions, applied
 from .custom_rules import filter_custom_vjp, hold
@@ -145,10 +144,9 @@ class Invertible(WithOptions[..., _X], Generic[_B, _X]):
             if not is_forward_mode(e):
                 raise
             raise TypeError(
-                f"`filter_invertible` of `{name_of(fun)}` has a gradient, but no "
-                "forward mode (forward-mode autodiff is `jax.jvp`, `jax.jacfwd`, "
-                "`jax.hessian`). Apply the blocks in a loop instead; for "
-                "`nn.ReversibleSequential`, pass `memory_efficient=False`."
+                f"`filter_invertible` of `{name_of(fun)}` has no forward-mode autodiff "
+                "(`jax.jvp`, `jax.jacfwd`, `jax.hessian`). Apply the blocks in a loop; "
+                "for `nn.ReversibleSequential`, pass `memory_efficient=False`."
             ) from None
 
 
@@ -320,45 +318,27 @@ def _after(x: Any, done: Any) -> Any:
 
 
 def _require_stacked(arrays: Any) -> None:
-    sizes: dict[int | None, str] = {}
+    alike: dict[tuple[int, ...], str] = {}  # by the size of the first axis, if any
     for path, x in jtu.tree_flatten_with_path(arrays)[0]:
-        name = path_str(path, "blocks")
-        sizes.setdefault(x.shape[0] if x.ndim else None, name)
-        if None in sizes:
-            raise ValueError(
-                f"`{sizes[None]}` is a scalar, without a leading axis that holds one "
-                "part for each block. Pass a list of blocks, or stack them with "
-                "`filter_vmap`."
-            )
-    if len(sizes) != 1:
-        found = ", ".join(f"{size} in `{name}`" for size, name in sizes.items())
+        alike.setdefault(
+            x.shape[:1], f"`{path_str(path, 'blocks')}` of shape {x.shape}"
+        )
+    if len(alike) != 1 or () in alike:
         raise ValueError(
-            "The arrays of stacked blocks must have equal sizes along the first axis; "
-            f"there are {found or 'no arrays'}."
+            "The arrays of stacked blocks must have a first axis of the same size, the "
+            f"number of blocks; there are {', '.join(alike.values()) or 'no arrays'}. "
+            "Stack blocks with `filter_vmap`, or pass a list of them."
         )
 
 
 def _like_input(y: Any, x: Any, fun: Any) -> Any:
     """Returns `y`; raises if it differs from `x` in more than the values of arrays."""
-    message = (
-        f"`{name_of(fun)}` must return a tree with the structure of its second "
-        "argument."
-    )
-    for path, before, after in pair_leaves(x, y, message, "x"):
-        if is_array(before) or is_array(after):
-            was, now = map(describe_node, (before, after))
-            if was != now:
-                raise ValueError(
-                    f"`{name_of(fun)}` must return arrays like those of its second "
-                    f"argument: `{path_str(path, 'x')}` is {was}, but {now} was "
-                    "returned in its place."
-                )
-        elif not strictly_same(before, after):
-            raise ValueError(
-                f"`{name_of(fun)}` may change only the arrays of its second argument: "
-                f"`{path_str(path, 'x')}` is {before!r}, but {after!r} was returned in "
-                "its place. If a number changes, pass it as an array."
-            )
+    for found in tree_differences("x", x, y, is_array, describe_node):
+        text = (
+            f"`{name_of(fun)}` must return a tree like its second argument, except for "
+            f"the values of arrays: {found} {found.fix}"
+        )
+        raise ValueError(text.rstrip())
     return jtu.tree_map(_without_weak_type, x, y)
 
 

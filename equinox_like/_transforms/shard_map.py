@@ -10,7 +10,7 @@ bypasses JAX.
 import itertools
 import typing
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -20,24 +20,18 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from .._compat.axes import varying_axes
 from .._compat.errors import is_other_specs_error
-from .._core.base import (
-    DEPRECATED,
-    Transformed,
-    by_position,
-    check_not_deprecated,
-    name_of,
-)
+from .._core.base import DEPRECATED, by_position, check_not_deprecated, name_of
 from .._core.flat_call import FlatCall, Template
 from .._core.sharding import axes_of, check_fits, require_axis, require_mesh
 from .._core.show_as import show_as
-from .._jit.donation import Donate, check_mode
+from .._jit.donation import Donate
 from .._jit.jit import Jitted
 from .._module.fields import field
 from .._tree.arrays import describe_array
 from .._tree.filters import is_array, is_none
 from .._tree.match import spread
 from .._tree.nodes import path_str
-from .._typing import NOT_GIVEN
+from .._typing import NOT_GIVEN, MapOptions
 from .arguments import NamedCall, WithOptions, applied, show_as_call
 from .vmap import (
     Mapped,
@@ -56,14 +50,10 @@ _F = TypeVar("_F")  # for jedi, as in `_jit/jit.py`
 class JittedMap(Jitted[_P, _T]):
     """`filter_jit` of a transformed function. `__wrapped__` is the user's function."""
 
-    def __init__(self, fun: Transformed[..., Any], donate: Any, jitkwargs: Any = None):
-        check_mode(donate)
-        super().__init__(fun, donate, jitkwargs or {})
-
     @classmethod
-    def of(cls, fun: Any, kind: Any, donate: Any, **fields: Any) -> Any:
+    def of(cls: Any, fun: Any, kind: Any, donate: Any, **fields: Any) -> Any:
         """The compiled `kind` of map of a function."""
-        return cls(kind(fun, **fields), donate)
+        return cls(kind(fun, **fields), donate, {})
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
@@ -73,26 +63,26 @@ class JittedMap(Jitted[_P, _T]):
         return self._held_._shown_around_()
 
 
+class ShardMapOptions(TypedDict, total=False):
+    """The options of `filter_shard_map`, apart from the specs."""
+
+    mesh: Any
+    axis_names: Iterable[Any] | None
+    check_vma: bool
+    donate: Donate
+
+
 @typing.overload
 def filter_shard_map(
     fun: Callable[_P, _T],
     *,
-    mesh: Any = None,
     in_specs: Any,
     out_specs: Any,
-    axis_names: Iterable[Any] | None = None,
-    check_vma: bool = True,
-    donate: Donate = "none",
+    **options: Unpack[ShardMapOptions],
 ) -> Jitted[_P, _T]: ...
 @typing.overload
 def filter_shard_map(
-    *,
-    mesh: Any = None,
-    in_specs: Any,
-    out_specs: Any,
-    axis_names: Iterable[Any] | None = None,
-    check_vma: bool = True,
-    donate: Donate = "none",
+    *, in_specs: Any, out_specs: Any, **options: Unpack[ShardMapOptions]
 ) -> Callable[[Callable[_P, _T]], Jitted[_P, _T]]: ...
 def filter_shard_map(
     fun: _F = NOT_GIVEN,
@@ -278,9 +268,8 @@ class ShardMapped(WithOptions[..., Any]):
             if differs and self._check_vma:
                 raise ValueError(
                     f"`out_specs` gives {spec} for `{name}` ({describe_array(x)}), "
-                    f"which may differ along {sorted(map(str, differs))}: name the "
-                    "axis there to return all the parts, or make them equal with "
-                    "`jax.lax.psum` or `jax.lax.pmean`."
+                    f"which may differ along {sorted(map(str, differs))}: name the axis "
+                    "there, or make the parts equal by `jax.lax.psum` or `jax.lax.pmean`."
                 )
         values = [x for _, x in leaves]
         places = [*itertools.chain.from_iterable(groups)]
@@ -330,28 +319,21 @@ def _padded(spec: Any, ndim: int) -> tuple[Any, ...]:
 _ROWS = if_array(0)
 
 
+class PmapOptions(MapOptions, total=False):
+    """The options of `filter_pmap`."""
+
+    donate: Donate
+    devices: Sequence[Any] | None
+    backend: str | None
+
+
 @typing.overload
 def filter_pmap(
-    fun: Callable[_P, _T],
-    *,
-    in_axes: Any = ...,
-    out_axes: Any = ...,
-    axis_name: Any = None,
-    axis_size: int | None = None,
-    donate: Donate = "none",
-    devices: Sequence[Any] | None = None,
-    backend: str | None = None,
+    fun: Callable[_P, _T], **options: Unpack[PmapOptions]
 ) -> Jitted[_P, _T]: ...
 @typing.overload
 def filter_pmap(
-    *,
-    in_axes: Any = ...,
-    out_axes: Any = ...,
-    axis_name: Any = None,
-    axis_size: int | None = None,
-    donate: Donate = "none",
-    devices: Sequence[Any] | None = None,
-    backend: str | None = None,
+    **options: Unpack[PmapOptions],
 ) -> Callable[[Callable[_P, _T]], Jitted[_P, _T]]: ...
 def filter_pmap(
     fun: _F = NOT_GIVEN,
@@ -424,22 +406,10 @@ def filter_pmap(
         _out_axes=out_axes,
         _axis_name="<filter_pmap>" if axis_name is None else axis_name,
         _axis_size=checked_size("filter_pmap", axis_size),
-        _devices=tuple((device.platform, device.id) for device in used),
+        _platform=used[0].platform,
+        _ids=tuple(device.id for device in used),
         _exact=devices is not None,
     )
-
-
-def _find_devices(wanted: Sequence[tuple[str, int]]) -> list[Any]:
-    """The devices with these platforms and ids."""
-    platforms = {platform for platform, _ in wanted}
-    found = {(p, d.id): d for p in platforms for d in jax.devices(p)}
-    missing = [device for device in wanted if device not in found]
-    if missing:
-        raise ValueError(
-            f"A function of `filter_pmap` was pickled for the devices {missing}, which "
-            "this process does not have."
-        )
-    return [found[device] for device in wanted]
 
 
 class Pmapped(Mapped):
@@ -447,8 +417,9 @@ class Pmapped(Mapped):
 
     _transformation_ = "filter_pmap"
 
-    # The platform and id of each, which can be pickled.
-    _devices: tuple[tuple[str, int], ...] = field(static=True)
+    # Of the devices, which cannot be pickled themselves.
+    _platform: str = field(static=True)
+    _ids: tuple[int, ...] = field(static=True)
     # Whether there must be as many rows as devices.
     _exact: bool = field(static=True)
 
@@ -512,7 +483,9 @@ class Pmapped(Mapped):
             raise ValueError(
                 f"{call}: no argument is mapped. Map one, or give `axis_size`."
             )
-        count = len(self._devices)
+        by_id = {device.id: device for device in jax.devices(self._platform)}
+        devices = [by_id[i] for i in self._ids if i in by_id]
+        count = len(devices)
         if size > count or (self._exact and size != count):
             raise ValueError(
                 f"{call}: `{name}`: {size} rows cannot be split over {count} devices, one "
@@ -520,8 +493,8 @@ class Pmapped(Mapped):
                 "`filter_vmap` for the rows of one device."
             )
         _check_not_explicit(call, axes)
-        devices = np.asarray(_find_devices(self._devices[:size]))
-        return Mesh(devices, (self._axis_name,), axis_types=(AxisType.Auto,))
+        names, kinds = (self._axis_name,), (AxisType.Auto,)
+        return Mesh(np.asarray(devices[:size]), names, axis_types=kinds)
 
 
 def _check_not_explicit(call: NamedCall, axes: Sequence[int | None]) -> None:

@@ -24,7 +24,6 @@ from .._tree.arrays import describe_array, jax_struct_of, struct_of
 from .._tree.cached import Cached
 from .._tree.filters import is_array, is_array_or_struct
 from .._tree.format import tree_pformat
-from .._tree.nodes import path_str
 from .._tree.partitioning import STATIC, Skeleton, merge, split
 from .arguments import applied, show_as_call
 
@@ -356,13 +355,6 @@ class ClosureConverted(Function, Generic[_P, _T]):
             raise self._mismatch(template.fill(given))
         if self._jaxpr is None:
             return self._fun(*args, **kwargs)
-        for path, leaf in jtu.tree_leaves_with_path({"args": args, "kwargs": kwargs}):
-            if isinstance(leaf, jax.ShapeDtypeStruct):
-                raise ValueError(
-                    f"`{path_str(path[1:], path[0].key)}` of the closure-converted "
-                    f"`{self._name}` is a `jax.ShapeDtypeStruct`, which stood for an "
-                    "array when it was converted: pass an array."
-                )
         return self._out[1].fill(eval_jaxpr(self._jaxpr, self.consts, *data))
 
     @property

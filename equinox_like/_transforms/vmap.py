@@ -67,32 +67,15 @@ class if_array:
 
 @typing.overload
 def filter_vmap(
-    fun: "MayTakeState[_T]",
-    *,
-    in_axes: Any = ...,
-    out_axes: Any = ...,
-    axis_name: Any = None,
-    axis_size: int | None = None,
-    **vmapkwargs: Unpack[VmapOptions],
+    fun: "MayTakeState[_T]", **options: Unpack[VmapOptions]
 ) -> "_MappedLayer[_T]": ...
 @typing.overload
 def filter_vmap(
-    fun: Callable[_P, _T],
-    *,
-    in_axes: Any = ...,
-    out_axes: Any = ...,
-    axis_name: Any = None,
-    axis_size: int | None = None,
-    **vmapkwargs: Unpack[VmapOptions],
+    fun: Callable[_P, _T], **options: Unpack[VmapOptions]
 ) -> Transformed[_P, _T]: ...
 @typing.overload
 def filter_vmap(
-    *,
-    in_axes: Any = ...,
-    out_axes: Any = ...,
-    axis_name: Any = None,
-    axis_size: int | None = None,
-    **vmapkwargs: Unpack[VmapOptions],
+    **options: Unpack[VmapOptions],
 ) -> Callable[[Callable[_P, _T]], Transformed[_P, _T]]: ...
 def filter_vmap(
     fun: _F = NOT_GIVEN,
@@ -312,8 +295,7 @@ def _check_output_axis(x: Any, axis: Any, out: Any, number: int) -> None:
         raise TypeError(
             f"`{leaf_name(out, number, 'out')}` is {describe_node(x)}, which is not a "
             f"valid JAX type, so it cannot have the batch axis {axis} that `out_axes` "
-            f"gives it. In `out_axes`, write `equinox_like.if_array({axis})` for "
-            f"`{axis}`: it returns everything that is not an array as it is."
+            f"gives it. Write `equinox_like.if_array({axis})` there, for arrays only."
         )
     ndim = getattr(x, "ndim", 0) + 1
     if not -ndim <= axis < ndim:
@@ -394,20 +376,13 @@ def check_sizes(
             raise TypeError(
                 f"{call}: `{call.leaf_name(path)}` is {describe_node(x)}, not an array, so "
                 f"it has no axis {axis} to map over. In `in_axes`, write "
-                f"`equinox_like.if_array({axis})` for `{axis}`: it maps the arrays of "
-                "an argument, and passes everything else unmapped."
+                f"`equinox_like.if_array({axis})`, which maps arrays only."
             )
         if not -len(x.shape) <= axis < len(x.shape):
-            fix = "Use `None` as its axis in `in_axes` to pass it unmapped"
-            if len(path) > 2:  # a part of an argument, as the count of an optimiser
-                fix += (
-                    f", or make `{call.leaf_name(path[:2])}` by `filter_vmap`, too, if "
-                    "each element needs its own, as each member of an ensemble needs an "
-                    "optimiser state"
-                )
             raise ValueError(
                 f"{call}: `{call.leaf_name(path)}` has shape {tuple(x.shape)}, so it has "
-                f"no axis {axis} to map over. {fix}."
+                f"no axis {axis} to map over. Use `None` as its axis in `in_axes` to pass "
+                f"it unmapped, or make `{call.leaf_name(path[:2])}` by `filter_vmap`, too."
             )
         sizes.add(x.shape[axis])
         alike.setdefault((path[:2], axis, x.shape[axis]), []).append(path)

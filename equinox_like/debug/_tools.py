@@ -567,20 +567,13 @@ def _trace_of(call: tuple[Any, Any, Any], fn: Any) -> Trace | None:
 
 def _message(fn: Any, most: int, trace: Trace | None, before: list[Trace]) -> str:
     name = name_of(fn)
-    # What `filter_jit` and `jax.jit` return has both.
-    if hasattr(fn, "trace") and hasattr(fn, "lower"):
-        return (
-            f"`assert_max_traces` of the compiled `{name}` counts all calls. To count "
-            "traces, apply it to the function: "
-            f"`filter_jit(assert_max_traces({name}, max_traces={most}))`."
-        )
     head = f"`{name}` can only be traced {most} times."
     if trace is None or not before:
         return f"{head} What differs in this call is not known."
     if any(old.serves(trace) for old in before):
         return (
-            f"{head} The arguments of this call do not differ from earlier ones. "
-            "Perhaps the function is transformed again each time, as by `jax.jit` "
-            "within a loop."
+            f"{head} The arguments of this call do not differ from earlier ones. Compile "
+            "the function once, and count the traces within: "
+            f"`filter_jit(assert_max_traces({name}, max_traces={most}))`."
         )
     return f"{head} {explain(name, trace, before)}"

@@ -63,10 +63,6 @@ def find_nan():
             raise error or AssertionError from None
 
 
-def use_no_mesh():
-    jax.jit(lambda x: x, in_shardings=P("x"))(jnp.ones(4))
-
-
 def pass_another_sharding():
     x = jax.device_put(jnp.ones(4), NamedSharding(mesh(), P()))
     jax.jit(lambda x: x, in_shardings=NamedSharding(mesh(), P("x")))(x)
@@ -110,7 +106,6 @@ TELLS = {
     ],
     messages.is_shared_buffer_error: [donate_twice, donate_and_pass],
     messages.is_nan_error: [find_nan],
-    messages.is_missing_mesh_error: [use_no_mesh],
     messages.is_other_sharding_error: [pass_another_sharding],
     messages.is_other_specs_error: [pass_another_spec],
     messages.is_callback_error: [

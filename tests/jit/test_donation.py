@@ -907,9 +907,7 @@ def test_interrupted_call_says_what_is_lost(donate, monkeypatch):
     if donate == "none":
         assert not hasattr(caught.value, "__notes__")
     else:
-        lost, advice = caught.value.__notes__
-        assert lost == "Donated arrays are lost: `model['w']`."
-        assert "interrupted before it returned" in advice
+        assert caught.value.__notes__ == ["Donated arrays are lost: `model['w']`."]
 
 
 def test_failing_call_within_a_trace_does_not_end_the_muting_of_the_outer_one():

@@ -426,7 +426,7 @@ class TestOutputWhoseClassIsNoPytree:
         f = eqx.filter_jit(lambda x: {"out": Unregistered(hide(x))})
         for call in (f, f.lower, f.eval_shape):
             with pytest.raises(
-                TypeError, match=r"`Unregistered` at `out\['out'\]`.*attribute `loss`"
+                TypeError, match=r"a Unregistered at `out\['out'\]`.*in `loss`"
             ):
                 call(jnp.ones(2))
 

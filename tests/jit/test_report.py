@@ -177,7 +177,7 @@ def test_numpy_array_has_the_dtype_in_which_it_is_passed():
     report = eqx.filter_jit(jnp.sum).donation_report(np.arange(5))
     (row,) = report.rows
     assert (row.dtype, row.bytes) == (np.int32, 20)
-    assert report.memory.arguments == 20
+    assert report.memory.argument_size_in_bytes == 20
 
 
 def test_arrays_of_the_callable_are_kept_and_it_says_how_to_donate_them():

@@ -259,7 +259,7 @@ def test_all_that_changes_of_an_array_is_told():
     f(jnp.ones(2))
     found = f.explain(jnp.ones(3, int)).differences
     assert [d.kind for d in found] == ["shape", "dtype"]
-    assert "of dtype float32, and is now of dtype int32" in str(found[1])
+    assert "was an array float32[2], and is now int32[3]" in str(found[1])
     f(jnp.asarray(1.0))
     found = f.explain(jnp.asarray(1, jnp.int32)).differences
     assert [d.kind for d in found] == ["dtype", "weak type"]

@@ -243,7 +243,7 @@ class TestErrors:
             eqx.filter_jit(both, in_shardings=(split, None))(Model(X, x), X)
 
     def test_partition_spec_needs_a_mesh(self):
-        with pytest.raises(ValueError, match=r"P\('d',?\) for `x`.*jax.set_mesh"):
+        with pytest.raises(RuntimeError, match=r"jax.set_mesh"):
             eqx.filter_jit(both, in_shardings=(None, P("d")))(model(), X)
         with pytest.raises(RuntimeError, match=r"jax.set_mesh"):
             eqx.filter_jit(both, out_shardings=P("d"))(model(), X)
@@ -275,9 +275,7 @@ class TestErrors:
             eqx.filter_jit(both, in_shardings=Model(split, split))
 
     def test_positional_argument_without_an_entry_is_named(self, split):
-        with pytest.raises(
-            ValueError, match="without an entry for the positional argument `x`"
-        ):
+        with pytest.raises(ValueError, match="gives 'no entry' for `x`"):
             eqx.filter_jit(both, in_shardings=(split,))(model(), X)
 
 

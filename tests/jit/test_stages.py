@@ -540,6 +540,5 @@ class TestCaches:
             for form in program.layouts.by_structure.values()
             for x in form.layouts.values()
         ]
-        kept = [set(layout._known.values()) for layout in layouts]
-        assert kept == [set(), specializations]
+        assert all(specializations.issuperset(x._known.values()) for x in layouts)
         assert jitted(x, 0)[1] == 0 and len(traces) == 31

@@ -1,6 +1,5 @@
 """Checks of values while a program runs: when they fail, how, and what they leave alone."""
 
-import contextlib
 import itertools
 import logging
 import os
@@ -326,8 +325,7 @@ def test_python_value_goes_on_in_the_other_modes():
         return eqx.error_if(x, True, "no", on_error=mode)
 
     for use in (f, eqx.filter_jit(f), jax.jit(f, static_argnums=1)):
-        with pytest.warns(UserWarning, match="always true"):
-            assert jnp.isnan(use(GOOD, "nan"))
+        assert jnp.isnan(use(GOOD, "nan"))
         assert use(GOOD, "off") == GOOD
 
 
@@ -623,8 +621,7 @@ def test_nan_mode_replaces_every_array_and_nothing_else(wrap, known):
     def f(pred):
         return eqx.error_if(tree, known or pred, MESSAGE, on_error="nan")
 
-    with pytest.warns(match=MESSAGE) if known else contextlib.nullcontext():
-        arrays, new_key, *rest = wrap(f)(jnp.asarray(True))
+    arrays, new_key, *rest = wrap(f)(jnp.asarray(True))
     for new, (old, is_spoilt) in zip(arrays, SPOILT, strict=True):
         assert new.dtype == old.dtype
         assert np.all(is_spoilt(np.asarray(new)))
@@ -643,15 +640,10 @@ def test_nan_mode_replaces_elements_of_a_batch_and_keeps_the_gradient():
     assert jax.vmap(f)(abs(x)).tolist() == [1, 1]
 
 
-def test_nan_mode_warns_at_trace_time_of_a_predicate_that_is_known_to_be_true():
-    def f(x, pred, index=1):
-        return eqx.branched_error_if(x, pred, index, MESSAGES, on_error="nan")
+def test_nan_mode_of_branches():
+    def f(x, pred):
+        return eqx.branched_error_if(x, pred, 1, MESSAGES, on_error="nan")
 
-    for true in (True, 1, np.asarray([False, True])):
-        with pytest.warns(UserWarning, match="become NaN.* check was for: two$"):
-            jax.make_jaxpr(lambda x, true=true: f(x, true))(GOOD)
-    with pytest.warns(UserWarning, match="check was for: 'one', 'two', 'three'$"):
-        jax.make_jaxpr(lambda x: f(x, True, x.astype(int)))(GOOD)
     assert jnp.isnan(f(GOOD, jnp.asarray(True)))
     assert f(GOOD, np.asarray(False)) == GOOD
 
@@ -733,14 +725,12 @@ def test_wrong_types_are_errors(without_type_checks):
         eqx.error_if(GOOD, True, 3)
     with pytest.raises(TypeError, match="list or tuple of strings"):
         eqx.branched_error_if(GOOD, True, 0, "abc")
-    with pytest.raises(TypeError, match="must be an integer; got one of dtype float32"):
+    with pytest.raises(TypeError, match="must be an integer; got a float"):
         eqx.branched_error_if(GOOD, True, 0.0, ["abc"])
     with pytest.raises(TypeError, match="must be an integer; got None"):
         eqx.branched_error_if(GOOD, True, None, ["abc"])
     two, three = jnp.arange(2) < 1, jnp.arange(3)
-    with pytest.raises(
-        ValueError, match=r"int32\[3\], cannot .* its predicate, bool\[2\]"
-    ):
+    with pytest.raises(ValueError, match=r"Incompatible shapes.*\(2,\), \(3,\)"):
         eqx.branched_error_if(GOOD, two, three, MESSAGES)
 
 

@@ -89,7 +89,7 @@ def test_values_with_a_name_are_replaced_also_in_what_was_compiled_before() -> N
         (lambda h: h[:2], r"`layers\[0\]` is float32\[4\].* returned float32\[2\]"),
         (lambda h: h.astype(jnp.float16), r"`layers\[0\]` is .* returned float16\[4\]"),
         (lambda h: 0.0, r"`layers\[0\]` is .* returned float32\[\]"),
-        (lambda h: (h, h), r"`layers\[0\]` was given .* returned a tuple of length 2"),
+        (lambda h: (h, h), r"`layers\[0\]` there must be a leaf; got a tuple"),
     ],
 )
 def test_another_type_is_refused_by_path(function, match) -> None:

@@ -261,7 +261,10 @@ class TestErrors:
                 lambda x: ({"a": x.T, "n": 1}, True),
                 r"`out\['a'\]`.*It is float32\[2, 3\]",
             ),
-            (lambda x: ({"a": x, "n": 1}, {"b": True}), "`out_batched` like `out`"),
+            (
+                lambda x: ({"a": x, "n": 1}, {"b": True}),
+                "`out_batched` must be a prefix",
+            ),
             (lambda x: ({"a": x, "n": 1}, 1), "`out_batched` is 1|`out_batched.*is 1"),
         ],
         ids=[

@@ -216,7 +216,7 @@ class Empty(eqx.Module):
         (None, "it is None, a tree without leaves"),
         ((), "it is a tuple of length 0, a tree without leaves"),
         ({"a": [None]}, r"it is a dict with the keys \['a'\], a tree without leaves"),
-        (Empty(), "it is an Empty, a tree without leaves.*annotated fields"),
+        (Empty(), "it is an Empty, a tree without leaves"),
     ],
 )
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_argument_without_leaves_is_an_error_that_tells_it(transform, x, found):
 
 @pytest.mark.parametrize(
     ("x", "seen"),
-    [(2.0, "float"), (jnp.arange(2), "of dtype int32"), ([True, "a"], "bool, str")],
+    [(2.0, "float"), (jnp.arange(2), "leaves are int32"), ([True, "a"], "bool, str")],
     ids=["float", "ints", "mixed"],
 )
 def test_nothing_to_differentiate_is_an_error_that_says_what_is_there(x, seen):

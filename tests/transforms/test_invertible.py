@@ -440,10 +440,10 @@ def test_check_finds_nan():
 @pytest.mark.parametrize(
     ("fun", "text"),
     [
-        (lambda b, x: {"y": x["x"]}, "must return a tree with the structure"),
-        (lambda b, x: {"x": x["x"][:1]}, r"`x\['x'\]` is float32\[2\].*float32\[1\]"),
-        (lambda b, x: {"x": x["x"] > 0}, r"`x\['x'\]` is float32\[2\].*bool\[2\]"),
-        (lambda b, x: {"x": "text"}, r"`x\['x'\]` is float32\[2\].*a str"),
+        (lambda b, x: {"y": x["x"]}, "must return a tree like its second argument"),
+        (lambda b, x: {"x": x["x"][:1]}, r"`x\['x'\]` was float32\[2\].*float32\[1\]"),
+        (lambda b, x: {"x": x["x"] > 0}, r"`x\['x'\]` was float32\[2\].*bool\[2\]"),
+        (lambda b, x: {"x": "text"}, r"`x\['x'\]` was an array, and is now 'text'"),
     ],
 )
 def test_output_must_be_of_the_form_of_the_input(fun, text):
@@ -454,15 +454,17 @@ def test_output_must_be_of_the_form_of_the_input(fun, text):
 @pytest.mark.parametrize("blocks", [[2.0, 3.0], jnp.asarray([2.0, 3.0])])
 def test_block_that_changes_a_static_value_is_an_error(blocks):
     g = eqx.filter_invertible(lambda b, x: {"x": x["x"] * b, "n": x["n"] + 1})
-    with pytest.raises(ValueError, match=r"`x\['n'\]` is 0, but 1 was returned"):
+    with pytest.raises(
+        ValueError, match=r"`x\['n'\]` was the static value 0, and is now 1"
+    ):
         g(blocks, {"x": jnp.ones(2), "n": 0})
 
 
 def test_stacked_blocks_are_of_one_number():
     g = eqx.filter_invertible(lambda b, x: x)
-    with pytest.raises(ValueError, match=r"2 in `blocks\['a'\]`, 3 in `blocks\['b'\]`"):
+    with pytest.raises(ValueError, match=r"`blocks\['a'\]` of shape \(2,\), .*'b'"):
         g({"a": jnp.ones(2), "b": jnp.ones(3)}, X)
-    with pytest.raises(ValueError, match=r"`blocks\['a'\]` is a scalar"):
+    with pytest.raises(ValueError, match=r"`blocks\['a'\]` of shape \(\)"):
         g({"a": jnp.ones(())}, X)
     with pytest.raises(ValueError, match="there are no arrays"):
         g({"a": "text"}, X)

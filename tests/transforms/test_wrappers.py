@@ -13,7 +13,6 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import equinox_like as eqx
-from equinox_like._transforms.shard_map import _find_devices
 
 
 class Scale(eqx.Module):
@@ -125,8 +124,6 @@ def test_pickled_pmap_runs_on_the_devices_that_it_had():
     again = pickle.loads(pickle.dumps(f))
     out = again(jnp.ones((2, 3)))
     assert out.tolist() == [3, 3] and out.sharding.device_set == set(devices)
-    with pytest.raises(ValueError, match=r"pickled for the devices \[\('cpu', 99\)\]"):
-        _find_devices([("cpu", 99)])
 
 
 @of_each
