@@ -14,7 +14,6 @@ from jax import lax
 from jaxtyping import Array
 
 from ..._compat.arrays import default_device, platform_of
-from ..._compat.primitives import for_whole_batch
 from ..._compat.tracing import known_array
 from ..._errors import ShapeError
 from ..._typing import ArrayLike, PRNGKeyArray
@@ -460,12 +459,6 @@ def _xla_kernel(inputs: Inputs) -> Array:
         is_masked = jnp.isneginf(bias)
         mask = combine_masks(mask, ~is_masked)
         bias = jnp.where(is_masked, 0, bias)
-    q = inputs.q
-    if q.dtype == jnp.float16 and known_array(q) is None:
-        supported = lax.platform_dependent(
-            cpu=_on_cpu_p.bind, default=lambda: jnp.array(True)
-        )
-        inputs = inputs._replace(q=jnp.where(supported, q, 0))
     return _jax_kernel("xla", inputs, mask, bias)
 
 
@@ -547,25 +540,12 @@ def _chosen(
             return "cudnn"
         return "xla" if _xla_serves(inputs.q) else None
     if name is not None and obstacle is not None:
-        raise _unusable(name, obstacle)
+        raise ValueError(
+            f"The implementation {name!r} of attention cannot be used for this call: "
+            f"{obstacle}. Use `implementation=None`, or 'auto', which chooses for each "
+            "call."
+        )
     return name
-
-
-def _unusable(name: str, obstacle: str) -> ValueError:
-    return ValueError(
-        f"The implementation {name!r} of attention cannot be used for this call: "
-        f"{obstacle}. Use `implementation=None`, or 'auto', which chooses for each call."
-    )
-
-
-def _raise_for_float16() -> Any:
-    raise _unusable("xla", "it is in float16, which JAX does not compile for CPUs")
-
-
-# Raises when a program is lowered for CPUs. While it is traced, its platform is unknown.
-_on_cpu_p = for_whole_batch(
-    "float16_on_cpu", _raise_for_float16, lambda: jnp.array(True)
-)
 
 
 def _obstacle(inputs: Inputs, return_weights: bool) -> str | None:
