@@ -346,18 +346,14 @@ def _check_leading_axes(stacked: Stacked[Any], xs: Any) -> None:
     depth = stacked.depth
     in_shard_map = jax.sharding.get_abstract_mesh().manual_axes
     hint = _IF_A_PART if in_shard_map else IF_AN_ENSEMBLE
-    for path, leaf in jtu.tree_leaves_with_path(stacked.layers):
-        if is_array(leaf) and leaf.shape[:1] != (depth,):
-            raise ShapeError(
-                f"Stacked has arrays with a leading axis of its depth, {depth}; "
-                f"`{path_str(path, 'layers')}` has shape {leaf.shape}. {hint}"
-            )
-    for path, leaf in jtu.tree_leaves_with_path(xs):
-        if np.shape(leaf)[:1] != (depth,):
-            raise ShapeError(
-                f"Stacked takes `xs` with a leading axis of its depth, {depth}; "
-                f"`{path_str(path, 'xs')}` has shape {np.shape(leaf)}."
-            )
+    for name, tree, fix in ("layers", stacked.layers, f" {hint}"), ("xs", xs, ""):
+        for path, leaf in jtu.tree_leaves_with_path(tree):
+            is_data = name == "xs" or is_array(leaf)
+            if is_data and np.shape(leaf)[:1] != (depth,):
+                raise ShapeError(
+                    f"Stacked takes arrays with a leading axis of its depth, {depth}; "
+                    f"`{path_str(path, name)}` has shape {np.shape(leaf)}.{fix}"
+                )
 
 
 _IF_A_PART = (
@@ -371,11 +367,12 @@ def as_before(what: str, before: Any, after: Any) -> Any:
 
     Raises `ShapeError` unless both trees have equal structure, shapes and dtypes.
     """
-    (olds, old_treedef), (new, treedef) = map(jax.tree.flatten, (before, after))
-    form, old_form = (
-        [(jnp.shape(x), jnp.result_type(x)) for x in xs] for xs in (new, olds)
-    )
-    if treedef != old_treedef or form != old_form:
+
+    def form(tree):
+        leaves, structure = jax.tree.flatten(tree)
+        return structure, [(jnp.shape(x), jnp.result_type(x)) for x in leaves]
+
+    if form(before) != form(after):
         raise ShapeError(
             f"{what} must return an array of the shape and dtype that it was given. It was "
             f"given {described(before)}, and returned {described(after)}."
