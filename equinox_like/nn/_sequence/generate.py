@@ -23,7 +23,7 @@ from ..._annotations import signature_of
 from ..._compat.tracing import Tracer, known_array
 from ..._core.base import on_clear
 from ..._core.flat_call import pair_of
-from ..._errors import DonationError, ShapeError
+from ..._errors import ShapeError
 from ..._jit import filter_jit
 from ..._loops import filter_scan
 from ..._loops.eager import run_cached
@@ -31,7 +31,7 @@ from ..._runtime.error_if import error_if
 from ..._transforms.trace import filter_eval_shape
 from ..._transforms.vmap import filter_vmap
 from ..._tree import is_array, is_array_like
-from ..._tree.arrays import is_deleted
+from ..._tree.deleted import deleted_named
 from ..._tree.nodes import describe_node, path_str
 from ..._tree.partitioning import map_nodes
 from ..._typing import ArrayLike, PRNGKeyArray
@@ -69,6 +69,7 @@ class Generation(NamedTuple):
     cache: Any
 
 
+@deleted_named
 def generate(
     model: Callable[..., Any],
     prompt: ArrayLike,
@@ -346,14 +347,6 @@ def _seen_in_prompt(
 
 
 def _check_cache(tree: Any, prompt_shape: tuple[int, ...], steps: int) -> None:
-    for path, x in jtu.tree_leaves_with_path(tree):
-        if is_deleted(x):
-            raise DonationError(
-                f"`{path_str(path, 'cache')}` has been deleted: `generate`, or another "
-                "function that updates a cache in place, was given this cache before. "
-                "Pass the cache that it returned. To use a cache several times, pass a "
-                "copy each time, `equinox_like.tree_copy(cache)`."
-            )
     *batch, number = prompt_shape
     needed = number + steps - 1
     for path, node in jtu.tree_leaves_with_path(tree, is_leaf=is_cache):
