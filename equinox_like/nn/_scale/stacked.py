@@ -110,7 +110,8 @@ class Stacked(StatefulLayer, Generic[_L]):
         `ValueError` for a negative depth, and for a policy that does not exist.
         """
         self.depth = as_size(self, "depth", depth)
-        self.checkpoint = _checked_policy(checkpoint)
+        policy_of(checkpoint)  # raises if there is no such policy
+        self.checkpoint = checkpoint
         self.unroll = unroll
         check_function("Stacked", "make_layer", make_layer)
         keys = split_key(key, self.depth, self)
@@ -149,7 +150,8 @@ class Stacked(StatefulLayer, Generic[_L]):
         arrays = [partition(layer, is_array)[0] for layer in layers]
         _, rest = partition(layers[0], is_array)
         stacked = combine(jax.tree.map(lambda *xs: jnp.stack(xs), *arrays), rest)
-        options = {"checkpoint": _checked_policy(checkpoint), "unroll": unroll}
+        policy_of(checkpoint)  # raises if there is no such policy
+        options = {"checkpoint": checkpoint, "unroll": unroll}
         return filled(cls, {"layers": stacked, "depth": len(layers), **options})
 
     @computes("eqx.nn.Stacked")
@@ -318,27 +320,21 @@ def _check_state(stacked: Stacked, state: Any, stateful: bool) -> None:
         )
 
 
-def _checked_policy(checkpoint: Any) -> Any:
-    if isinstance(checkpoint, str) and checkpoint != "full":
-        if not callable(getattr(jax.checkpoint_policies, checkpoint, None)):
+def policy_of(checkpoint: Any) -> Any:
+    """The meaning of `checkpoint`: `None`, `True`, or a policy."""
+    if checkpoint is None or isinstance(checkpoint, bool) or checkpoint == "full":
+        return bool(checkpoint) or None
+    policy = checkpoint
+    if isinstance(checkpoint, str):
+        policy = getattr(jax.checkpoint_policies, checkpoint, None)
+        if not callable(policy):
             meant = did_you_mean(checkpoint, dir(jax.checkpoint_policies), "{!r}")
             raise ValueError(
                 f"There is no policy {checkpoint!r} in `jax.checkpoint_policies`. Pass one "
                 f"of those, or its name, or `True` to compute everything again.{meant}"
             )
-    policy = policy_of(checkpoint)
-    if policy is not None and policy is not True:
-        require_policy(policy, "Stacked", "checkpoint")
-    return checkpoint
-
-
-def policy_of(checkpoint: Any) -> Any:
-    """The meaning of `checkpoint`: `None`, `True`, or a policy."""
-    if checkpoint is False or checkpoint == "full":
-        return checkpoint == "full" or None
-    if isinstance(checkpoint, str):
-        return getattr(jax.checkpoint_policies, checkpoint)
-    return checkpoint
+    require_policy(policy, "Stacked", "checkpoint")
+    return policy
 
 
 def _check_leading_axes(stacked: Stacked[Any], xs: Any) -> None:
