@@ -463,34 +463,25 @@ def _xla_kernel(inputs: Inputs) -> Array:
 
 
 def _cudnn_kernel(inputs: Inputs) -> Array:
-    q = inputs.q
+    q, visible, bias, window = inputs.q, inputs.visible, inputs.bias, None
     shape = q.shape[1], q.shape[0], inputs.k.shape[0]
-    causal, window, rest = _for_cudnn(inputs.visible, inputs.bias, *shape[1:])
+    # Causality and a window of its own need no memory, whereas a mask has as many elements
+    # as the weights. It has a window only without a mask or bias, and for as many keys as
+    # queries.
+    is_causal = visible.is_causal and visible.positions is None
+    if is_causal:
+        if visible.mask is None and bias is None and shape[1] == shape[2]:
+            window, visible = visible.window, visible._replace(window=None)
+        visible = visible._replace(is_causal=False)
     # Its rules for `jax.vmap` do not broadcast over the heads.
     mask, bias = (
         None if x is None else jnp.broadcast_to(x, shape)
-        for x in (rest.as_mask(*shape[1:]), inputs.bias)
+        for x in (visible.as_mask(*shape[1:]), bias)
     )
     bias = None if bias is None else bias.astype(q.dtype)
     size = None if window is None else (window - 1, 0)
-    options: dict[str, Any] = {"is_causal": causal, "local_window_size": size}
+    options: dict[str, Any] = {"is_causal": is_causal, "local_window_size": size}
     return _jax_kernel("cudnn", inputs, mask, bias, **options)
-
-
-def _for_cudnn(
-    visible: Visible, bias: Array | None, queries: int, keys: int
-) -> tuple[bool, int | None, Visible]:
-    """The causality and window that cuDNN applies itself, and the rest, for a mask.
-
-    Its own need no memory, whereas a mask has as many elements as the weights.
-    """
-    if not visible.is_causal or visible.positions is not None:
-        return False, None, visible
-    rest = visible._replace(is_causal=False)
-    # Only without a mask or bias, and for as many keys as queries, is a window its own.
-    if visible.mask is None and bias is None and queries == keys:
-        return True, visible.window, rest._replace(window=None)
-    return True, None, rest
 
 
 def _jax_kernel(
