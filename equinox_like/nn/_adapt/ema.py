@@ -205,7 +205,7 @@ def _rate(ema: EMA) -> tuple[Array, Array]:
     """The step size of the average towards the model, and the new sum of weights."""
     if callable(ema.decay):
         decay = as_array(ema, "decay(steps)", ema.decay(ema.steps))
-        check_scalar(ema, "decay(steps)", decay)
+        check_scalar(ema, "decay", decay, " A schedule returns a scalar.")
         rate = 1 - decay.astype(ema.weight.dtype)
     else:
         # Subtracted in double precision: in float32, 1 - 0.9999 has only four digits.

@@ -414,12 +414,16 @@ def _asked(get: Any, tree: Any) -> Any:
     """What the function `get` returns of the tree, or what it has at the paths `get`."""
     if callable(get):
         return get(tree)
-    one = isinstance(get, str)
     try:
         # Not among the nodes: a LoRA computes the weight that it has.
-        return read(get, tree) if one else [read(path, tree) for path in get]
-    except ValueError as error:
-        raise ValueError(str(error).replace("`where`", "`get`")) from None
+        if isinstance(get, str):
+            return read(get, tree)
+        if isinstance(get, list | tuple) and all(isinstance(p, str) for p in get):
+            return [read(path, tree) for path in get]
+        return _nodes_at(get, tree)
+    except (TypeError, ValueError) as error:
+        error_class = TypeError if isinstance(error, TypeError) else ValueError
+        raise error_class(str(error).replace("`where`", "`get`")) from None
 
 
 def _nodes_at(where: Any, tree: Any) -> list[Any]:

@@ -360,10 +360,7 @@ def new_positions(cache: KVCache, number: int) -> Array:
 def check_cache(layer: str, cache: Any) -> None:
     """Raises `TypeError` unless `cache` is a `KVCache`, or `None`."""
     if cache is not None and not isinstance(cache, KVCache):
-        fix = (
-            " Make one with the `init_cache` of this layer, or pass the one that the last "
-            "call returned."
-        )
+        fix = " Make one with the `init_cache` of this layer."
         raise wrong_type(layer, "a KVCache", "cache", cache, fix)
 
 

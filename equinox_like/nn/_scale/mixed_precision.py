@@ -278,7 +278,8 @@ def mixed(layer: _Layer, policy: Policy | str, *, keep: Any = ()) -> Mixed[_Laye
     policy = Policy.parse(policy) if isinstance(policy, str) else policy
     if not isinstance(policy, Policy):
         wanted = "a `Policy`, or text such as 'params=f32,compute=bf16',"
-        raise wrong_type("`mixed`", wanted, "policy", policy)
+        fix = " To compute in bfloat16, write `mixed(layer, 'compute=bf16')`."
+        raise wrong_type("`mixed`", wanted, "policy", policy, fix)
     if layer is None or jtu.all_leaves([layer]):
         check_layer("`mixed`", "layer", layer)
     classes = keep if isinstance(keep, tuple) else (keep,)
