@@ -340,9 +340,10 @@ def policy_of(checkpoint: Any) -> Any:
 def _check_leading_axes(stacked: Stacked[Any], xs: Any) -> None:
     """Raises `ShapeError` unless arrays of the layers and of `xs` have a row for each."""
     depth = stacked.depth
-    in_shard_map = jax.sharding.get_abstract_mesh().manual_axes
-    hint = _IF_A_PART if in_shard_map else IF_AN_ENSEMBLE
-    for name, tree, fix in ("layers", stacked.layers, f" {hint}"), ("xs", xs, ""):
+    hint = (
+        f" {IF_AN_ENSEMBLE} In a `shard_map`, scan those of a device by `filter_scan`."
+    )
+    for name, tree, fix in ("layers", stacked.layers, hint), ("xs", xs, ""):
         for path, leaf in jtu.tree_leaves_with_path(tree):
             is_data = name == "xs" or is_array(leaf)
             if is_data and np.shape(leaf)[:1] != (depth,):
@@ -350,12 +351,6 @@ def _check_leading_axes(stacked: Stacked[Any], xs: Any) -> None:
                     f"Stacked takes arrays with a leading axis of its depth, {depth}; "
                     f"`{path_str(path, name)}` has shape {np.shape(leaf)}.{fix}"
                 )
-
-
-_IF_A_PART = (
-    "If this device has some of the layers only, scan them: "
-    "`filter_scan(lambda x, layer: (layer(x), None), x, stacked.layers)`."
-)
 
 
 def as_before(what: str, before: Any, after: Any) -> Any:
