@@ -348,7 +348,11 @@ class MultiheadAttention(Module):
             k, v = seen.key, seen.value
             mask, bias = (seen.in_this_order(x, new) for x in (mask, bias))
             positions = new_positions(cache, q.shape[0]), seen.position
-        window = _window(window, cache)
+        check_window(_NAME, window)
+        if cache is not None and slots and cache.overflow == "ring":
+            # A query must not attend to tokens that would already be overwritten if the
+            # tokens were passed one by one.
+            window = min(window or slots, slots)
         visible = Visible(mask, is_causal, window, positions)
         keys = None if key is None else split_key(key, self.num_heads, self)
         drop = Drop(self.dropout, keys, inference)
@@ -427,16 +431,6 @@ def _attended(
             f"{wanted}, in (queries, heads, size); it returned shape {heads.shape}."
         )
     return heads, None
-
-
-def _window(window: int | None, cache: KVCache | None) -> int | None:
-    check_window(_NAME, window)
-    if cache is None or cache.overflow == "error":
-        return window
-    # With a ring, a query must not attend to tokens that would already be overwritten
-    # if the tokens were passed one by one.
-    slots = len(cache.key)
-    return slots if window is None else min(window, slots)
 
 
 def _projected(
