@@ -386,12 +386,12 @@ def test_count_of_a_large_batch(has_mask, without_type_checks) -> None:
     x = np.broadcast_to(np.float32(1), (32, 1, 512, 512, 512))
     mask = jnp.ones((32, 1, 1, 1, 1), bool) if has_mask else None
     norm, _ = make(1, unbiased=True)
-    count = _batch_norm._count(norm, x, _batch_norm._ChannelAxis(5, 1, mask))
+    count = _batch_norm._count(norm, x, _batch_norm._ChannelAxis(1, (0, 2, 3, 4), mask))
     assert float(count) == 2**32
     variance = jnp.full(1, 2.0)
-    batch = _batch_norm._Moments(jnp.zeros(1), variance, count)
+    batch = _batch_norm._Moments(jnp.zeros(1), variance)
     running = _batch_norm._Running(jnp.array(0), jnp.zeros(1), jnp.ones(1))
-    _, new = _batch_norm._blend(norm, running, batch)
+    _, new = _batch_norm._blend(norm, running, batch, count)
     np.testing.assert_allclose(new.variance, 0.99 + 0.01 * variance)
 
 

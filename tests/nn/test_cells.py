@@ -169,8 +169,8 @@ def test_wrong_arguments_of_scan_cell_are_named(key, without_type_checks) -> Non
 @pytest.mark.parametrize(
     ("hidden", "given"),
     [
-        (jnp.ones(4), r"an array of shape \(4,\)"),
-        (jnp.ones((2, 4)), r"an array of shape \(2, 4\)"),
+        (jnp.ones(4), r"float32\[4\]"),
+        (jnp.ones((2, 4)), r"float32\[2,4\]"),
         ((jnp.ones(4),), "a tuple of length 1"),
         (None, "None"),
     ],

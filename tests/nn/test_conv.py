@@ -246,11 +246,11 @@ def test_named_forms_are_conv_of_that_many_axes(build) -> None:
         ),
         (
             {"in_channels": 3, "groups": 2},
-            "an `in_channels` that is a multiple of `groups`; got 3",
+            "a multiple of `groups`, 2, as `in_channels`; got 3",
         ),
         (
             {"out_channels": 3, "groups": 2},
-            "an `out_channels` that is a multiple of `groups`; got 3",
+            "a multiple of `groups`, 2, as `out_channels`; got 3",
         ),
         ({"in_channels": 0}, "an int >= 1 as `in_channels`; got 0"),
         ({"out_channels": -1}, "an int >= 0 as `out_channels`; got -1"),

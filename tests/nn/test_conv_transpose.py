@@ -190,11 +190,11 @@ def test_named_forms_take_output_padding_before_padding(build) -> None:
         ({"output_padding": -1}, "an int >= 0 as `output_padding`; got -1"),
         (
             {"in_channels": 3, "groups": 2},
-            "`in_channels` that is a multiple of `groups`",
+            "a multiple of `groups`, 2, as `in_channels`; got 3",
         ),
         (
             {"out_channels": 3, "groups": 2},
-            "`out_channels` that is a multiple of `groups`",
+            "a multiple of `groups`, 2, as `out_channels`; got 3",
         ),
         ({"padding": "FULL"}, "one of SAME, SAME_LOWER, VALID as `padding`"),
     ],

@@ -155,10 +155,10 @@ def test_other_equations_are_refused(equation, message, key) -> None:
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"d": 4}, r"Einsum\(sd,dk->sk\).*`sizes` has none for 'k'"),
+        ({"d": 4}, r"Einsum\(sd,dk->sk\).*\('d', 'k'\), as `sizes`; got {'d': 4}"),
         (
             {"d": 4, "k": 3, "s": 5},
-            "given sizes for 's', which its weight does not have",
+            r"\('d', 'k'\), as `sizes`; got {'d': 4, 'k': 3, 's': 5}",
         ),
         ({"d": 4, "k": -1}, r"int >= 0 as `sizes\['k'\]`; got -1"),
     ],

@@ -147,7 +147,7 @@ def test_overflow_is_an_error(build) -> None:
     _, cache = attention(x, x, x, cache=attention.init_cache(4))
     with pytest.raises(RuntimeError, match="slots for 4 tokens, holds 3 and was given"):
         attention(x, x, x, cache=cache)
-    with pytest.raises(eqx.ShapeError, match="4 tokens, but was given 5 at once"):
+    with pytest.raises(eqx.ShapeError, match="4 tokens, holds 3 and was given 5 more"):
         attention(*[jnp.ones((5, 8))] * 3, cache=cache)
     message = "slots for 4 tokens, but was given more.*`overflow='ring'`"
     with pytest.raises(eqx.EquinoxRuntimeError, match=message):

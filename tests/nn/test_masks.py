@@ -66,7 +66,7 @@ def test_masks_combine_by_and(strict) -> None:
         (
             lambda: nn.combine_masks(None, [True]),
             TypeError,
-            r"got a list of length 1 as `masks\[1\]`",
+            r"as `masks\[1\]`; got a list of length 1",
         ),
     ],
 )

@@ -63,21 +63,25 @@ def test_wrong_text_is_an_error(text) -> None:
         nn.Policy.parse(text)
 
 
-@pytest.mark.parametrize("text", ["params=f32,compute=bf16", "bf16"])
-def test_text_in_place_of_dtypes_is_referred_to_parse(text) -> None:
-    with pytest.raises(ValueError, match=f"got '{text}'. For text, use `Policy.parse"):
+def test_dtypes_have_short_names_as_well() -> None:
+    assert nn.Policy("f32", "bf16") == nn.Policy("float32", "bfloat16")
+
+
+def test_text_in_place_of_dtypes_is_an_error() -> None:
+    text = "params=f32,compute=bf16"
+    with pytest.raises(ValueError, match=f"dtype as `param_dtype`; got '{text}'"):
         nn.Policy(text)
-    with pytest.raises(ValueError, match=r"use `Policy\.parse\("):
+    with pytest.raises(ValueError, match=f"dtype as `compute_dtype`; got '{text}'"):
         nn.Policy(compute_dtype=text)
 
 
 def test_policy_is_parsed_from_text(without_type_checks) -> None:
-    with pytest.raises(TypeError, match=r"A policy is text such as .*; got an int"):
+    with pytest.raises(TypeError, match=r"takes text such as .*; got an int"):
         nn.Policy.parse(3)
 
 
 def test_dtype_is_not_a_policy(key, without_type_checks) -> None:
-    with pytest.raises(TypeError, match=r"`mixed` takes a `Policy`.*bfloat16"):
+    with pytest.raises(TypeError, match=r"`mixed` takes a `Policy`.*compute=bf16"):
         nn.mixed(nn.Linear(2, 2, key=key), jnp.bfloat16)  # pyright: ignore[reportArgumentType]
 
 

@@ -315,7 +315,7 @@ def test_bad_input_is_an_error_that_names_it(key):
     rnn = nn.RNN.build(nn.GRUCell, 3, 4, 2, bidirectional=True, key=key)
     xs = jnp.ones((5, 3))
     for args, kwargs, message in [
-        ((xs, (None,)), {}, "one state for each layer, 2 in all, as `init`; got 1"),
+        ((xs, (None,)), {}, "2 in all, as `init`; got a tuple of length 1"),
         ((xs, (None, (1, 2, 3))), {}, r"At `layers\[1\]`: .* each direction, 2 in all"),
         ((xs,), {"length": jnp.array([1, 2])}, r"got shape \(2,\)\. Use `jax\.vmap`"),
         ((jnp.array(1.0),), {}, "with the sequence along the first axis"),

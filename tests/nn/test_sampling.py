@@ -167,8 +167,8 @@ def test_logits_may_be_of_numpy(key, without_type_checks) -> None:
             "`temperature` that is .* 0 or more; got -0.1",
         ),
         ({"temperature": float("inf")}, ValueError, "`temperature` that is finite"),
-        ({"top_k": 0}, ValueError, "int >= 1 as `top_k`; got 0"),
-        ({"top_k": 1.5}, TypeError, "Python integer as `top_k`; got a float"),
+        ({"top_k": 0}, ValueError, "`top_k` must be at least 1; got 0"),
+        ({"top_k": 1.5}, TypeError, "`top_k` must be an integer; got 1.5"),
         ({"top_p": 0.0}, ValueError, "`top_p` that is above 0 and at most 1; got 0.0"),
         ({"top_p": 1.1}, ValueError, "`top_p`"),
         (

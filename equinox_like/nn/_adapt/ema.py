@@ -10,7 +10,6 @@ from jaxtyping import Array
 
 from ..._compat.tracing import Tracer
 from ..._core.difference import tree_differences
-from ..._errors import ShapeError
 from ..._module import Module, field
 from ..._module.construct import filled
 from ..._module.freezing import trainable_leaves
@@ -20,7 +19,7 @@ from ..._tree.deleted import deleted_named
 from ..._tree.nodes import describe_node
 from ..._tree.partitioning import STATIC, Skeleton, make_skeleton, merge
 from ..._typing import ArrayLike, DTypeLike
-from .._base.checks import as_array, check_dtype, jax_array, wrong_type
+from .._base.checks import as_array, check_dtype, check_scalar, jax_array, wrong_type
 from .._base.init import default_dtype
 from .._base.precision import accumulation_dtype, computes, saturated
 
@@ -206,10 +205,7 @@ def _rate(ema: EMA) -> tuple[Array, Array]:
     """The step size of the average towards the model, and the new sum of weights."""
     if callable(ema.decay):
         decay = as_array(ema, "decay(steps)", ema.decay(ema.steps))
-        if decay.ndim != 0:
-            raise ShapeError(
-                f"EMA takes a `decay` that returns a scalar; got shape {decay.shape}."
-            )
+        check_scalar(ema, "decay", decay, " A schedule returns a scalar.")
         rate = 1 - decay.astype(ema.weight.dtype)
     else:
         # Subtracted in double precision: in float32, 1 - 0.9999 has only four digits.

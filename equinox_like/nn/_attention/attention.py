@@ -334,10 +334,9 @@ class MultiheadAttention(Module):
         with an `attention`; JAX's own `RuntimeError` for `"cudnn"` on a host without it.
         """
         inference = resolve_inference("MultiheadAttention", inference, deterministic)
-        arrays = query, key_, value, bias
-        query, key_, value, bias = cast_to_precision(arrays)
+        inputs, bias = cast_to_precision(((query, key_, value), bias))
         check_cache(_NAME, cache)
-        q, k, v = _projected(self, query, key_, value, cache, process_heads)
+        q, k, v = _projected(self, inputs, cache, process_heads)
         new = k.shape[0]
         slots = None if cache is None else cache.key.shape[0]
         in_all = q.shape[0], new + (slots or 0)
@@ -349,7 +348,11 @@ class MultiheadAttention(Module):
             k, v = seen.key, seen.value
             mask, bias = (seen.in_this_order(x, new) for x in (mask, bias))
             positions = new_positions(cache, q.shape[0]), seen.position
-        window = _window(window, cache)
+        check_window(_NAME, window)
+        if cache is not None and slots and cache.overflow == "ring":
+            # A query must not attend to tokens that would already be overwritten if the
+            # tokens were passed one by one.
+            window = min(window or slots, slots)
         visible = Visible(mask, is_causal, window, positions)
         keys = None if key is None else split_key(key, self.num_heads, self)
         drop = Drop(self.dropout, keys, inference)
@@ -400,11 +403,7 @@ class MultiheadAttention(Module):
 
 
 def _attended(
-    fun: Callable[..., Array] | None,
-    inputs: Inputs,
-    key: Any,
-    implementation: Implementation,
-    return_weights: bool,
+    fun: Any, inputs: Inputs, key: Any, implementation: Any, return_weights: bool
 ) -> tuple[Array, Array | None]:
     """The heads' outputs and weights, as `attend` returns them."""
     q, k, v, visible, bias, _, drop, softcap, sinks = inputs
@@ -434,26 +433,11 @@ def _attended(
     return heads, None
 
 
-def _window(window: int | None, cache: KVCache | None) -> int | None:
-    check_window(_NAME, window)
-    if cache is None or cache.overflow == "error":
-        return window
-    # With a ring, a query must not attend to tokens that would already be overwritten
-    # if the tokens were passed one by one.
-    slots = len(cache.key)
-    return slots if window is None else min(window, slots)
-
-
 def _projected(
-    attention: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    cache: Any,
-    process_heads: HeadsFunction | None,
+    attention: Any, inputs: Any, cache: Any, process_heads: HeadsFunction | None
 ) -> tuple[Any, ...]:
     """The projected queries, keys and values, each `(length, heads, size)`."""
-    query, key, value = _checked_inputs(attention, query, key, value, cache)
+    query, key, value = _checked_inputs(attention, inputs, cache)
     q = _project(attention, "query_proj", query, attention.num_heads)
     k = _project(attention, "key_proj", key, attention.num_kv_heads)
     v = _project(attention, "value_proj", value, attention.num_kv_heads)
@@ -481,17 +465,14 @@ def _checked_rotary(layer: str, rotary: Any, size: int) -> Any:
     return rotary
 
 
-def _checked_inputs(
-    attention: Any, query: Any, key: Any, value: Any, cache: Any
-) -> list[Array]:
-    inputs = ("query", query), ("key_", key), ("value", value)
-    for name, x in inputs:
+def _checked_inputs(attention: Any, inputs: Any, cache: Any) -> list[Array]:
+    for name, x in zip(("query", "key_", "value"), inputs, strict=True):
         projection = getattr(attention, f"{name.rstrip('_')}_proj")
         shape = None
         if isinstance(projection, Linear):
             shape = parameter_shape(projection, "weight", 2)
         check_input(attention, x, (None, None if shape is None else shape[1]), name)
-    query, key, value = (jax_array(x) for _, x in inputs)
+    query, key, value = map(jax_array, inputs)
     # Not `len`, which is an error for a symbolic dimension of `jax.export`.
     if key.shape[0] != value.shape[0]:
         raise ShapeError(
@@ -512,22 +493,15 @@ def _project(attention: Any, name: str, x: Array, num_heads: int) -> Array:
 
 
 def _processed(process_heads: HeadsFunction, *heads: Array) -> tuple[Any, ...]:
-    returned = process_heads(*heads)
-    try:
-        processed = tuple(returned)
-    except TypeError:
-        raise ShapeError(
-            "`process_heads` must return queries, keys and values; it returned "
-            f"{describe_node(returned)}."
-        ) from None
-    before = [head.shape for head in heads]
-    after = [jnp.shape(head) for head in processed]
+    processed, before = process_heads(*heads), [head.shape for head in heads]
+    is_many = isinstance(processed, tuple | list)
+    after = list(map(jnp.shape, processed)) if is_many else describe_node(processed)
     if before != after:
         raise ShapeError(
             "`process_heads` must return queries, keys and values of the shapes that it "
             f"was given, {before}; it returned {after}."
         )
-    return processed
+    return tuple(processed)
 
 
 def _joined(attention: Any, heads: Array, out_sharding: PartitionSpec | None) -> Array:

@@ -14,7 +14,6 @@ from jax import lax
 from jaxtyping import Array
 
 from ..._compat.arrays import default_device, platform_of
-from ..._compat.primitives import for_whole_batch
 from ..._compat.tracing import known_array
 from ..._errors import ShapeError
 from ..._typing import ArrayLike, PRNGKeyArray
@@ -460,44 +459,29 @@ def _xla_kernel(inputs: Inputs) -> Array:
         is_masked = jnp.isneginf(bias)
         mask = combine_masks(mask, ~is_masked)
         bias = jnp.where(is_masked, 0, bias)
-    q = inputs.q
-    if q.dtype == jnp.float16 and known_array(q) is None:
-        supported = lax.platform_dependent(
-            cpu=_on_cpu_p.bind, default=lambda: jnp.array(True)
-        )
-        inputs = inputs._replace(q=jnp.where(supported, q, 0))
     return _jax_kernel("xla", inputs, mask, bias)
 
 
 def _cudnn_kernel(inputs: Inputs) -> Array:
-    q = inputs.q
+    q, visible, bias, window = inputs.q, inputs.visible, inputs.bias, None
     shape = q.shape[1], q.shape[0], inputs.k.shape[0]
-    causal, window, rest = _for_cudnn(inputs.visible, inputs.bias, *shape[1:])
+    # Causality and a window of its own need no memory, whereas a mask has as many elements
+    # as the weights. It has a window only without a mask or bias, and for as many keys as
+    # queries.
+    is_causal = visible.is_causal and visible.positions is None
+    if is_causal:
+        if visible.mask is None and bias is None and shape[1] == shape[2]:
+            window, visible = visible.window, visible._replace(window=None)
+        visible = visible._replace(is_causal=False)
     # Its rules for `jax.vmap` do not broadcast over the heads.
     mask, bias = (
         None if x is None else jnp.broadcast_to(x, shape)
-        for x in (rest.as_mask(*shape[1:]), inputs.bias)
+        for x in (visible.as_mask(*shape[1:]), bias)
     )
     bias = None if bias is None else bias.astype(q.dtype)
     size = None if window is None else (window - 1, 0)
-    options: dict[str, Any] = {"is_causal": causal, "local_window_size": size}
+    options: dict[str, Any] = {"is_causal": is_causal, "local_window_size": size}
     return _jax_kernel("cudnn", inputs, mask, bias, **options)
-
-
-def _for_cudnn(
-    visible: Visible, bias: Array | None, queries: int, keys: int
-) -> tuple[bool, int | None, Visible]:
-    """The causality and window that cuDNN applies itself, and the rest, for a mask.
-
-    Its own need no memory, whereas a mask has as many elements as the weights.
-    """
-    if not visible.is_causal or visible.positions is not None:
-        return False, None, visible
-    rest = visible._replace(is_causal=False)
-    # Only without a mask or bias, and for as many keys as queries, is a window its own.
-    if visible.mask is None and bias is None and queries == keys:
-        return True, visible.window, rest._replace(window=None)
-    return True, None, rest
 
 
 def _jax_kernel(
@@ -547,25 +531,12 @@ def _chosen(
             return "cudnn"
         return "xla" if _xla_serves(inputs.q) else None
     if name is not None and obstacle is not None:
-        raise _unusable(name, obstacle)
+        raise ValueError(
+            f"The implementation {name!r} of attention cannot be used for this call: "
+            f"{obstacle}. Use `implementation=None`, or 'auto', which chooses for each "
+            "call."
+        )
     return name
-
-
-def _unusable(name: str, obstacle: str) -> ValueError:
-    return ValueError(
-        f"The implementation {name!r} of attention cannot be used for this call: "
-        f"{obstacle}. Use `implementation=None`, or 'auto', which chooses for each call."
-    )
-
-
-def _raise_for_float16() -> Any:
-    raise _unusable("xla", "it is in float16, which JAX does not compile for CPUs")
-
-
-# Raises when a program is lowered for CPUs. While it is traced, its platform is unknown.
-_on_cpu_p = for_whole_batch(
-    "float16_on_cpu", _raise_for_float16, lambda: jnp.array(True)
-)
 
 
 def _obstacle(inputs: Inputs, return_weights: bool) -> str | None:

@@ -360,10 +360,7 @@ def new_positions(cache: KVCache, number: int) -> Array:
 def check_cache(layer: str, cache: Any) -> None:
     """Raises `TypeError` unless `cache` is a `KVCache`, or `None`."""
     if cache is not None and not isinstance(cache, KVCache):
-        fix = (
-            " Make one with the `init_cache` of this layer, or pass the one that the last "
-            "call returned."
-        )
+        fix = " Make one with the `init_cache` of this layer."
         raise wrong_type(layer, "a KVCache", "cache", cache, fix)
 
 
@@ -375,23 +372,18 @@ def _check_new(cache: KVCache, key: Array, value: Array) -> None:
                 "token, in (heads, size); the layer made one of shape "
                 f"{new.shape[1:]}. Make the cache with the `init_cache` of this layer."
             )
-    slots, number = cache.key.shape[0], key.shape[0]
     if cache.overflow == "ring":
         return
-    if number > slots:
-        raise ShapeError(
-            f"The KVCache has slots for {slots} tokens, but was given {number} at "
-            "once. Make a longer one with `init_cache`, or one with `overflow='ring'`."
-        )
-    if isinstance(cache.length, Tracer):
-        return
-    # An explicit transfer; and within a trace, JAX would trace the sum.
-    held = int(jax.device_get(cache.length))
+    slots, number, held = cache.key.shape[0], key.shape[0], 0
+    if not isinstance(cache.length, Tracer):
+        # An explicit transfer; and within a trace, JAX would trace the sum.
+        held = int(jax.device_get(cache.length))
     if held + number > slots:
-        raise RuntimeError(
-            f"The KVCache has slots for {slots} tokens, holds {held} and was given "
-            f"{number} more. Make a longer one with `init_cache`, or one with "
-            "`overflow='ring'`."
+        holds = f"holds {held} and " if held else ""
+        error = ShapeError if number > slots else RuntimeError
+        raise error(
+            f"The KVCache has slots for {slots} tokens, {holds}was given {number} more. "
+            "Make a longer one with `init_cache`, or one with `overflow='ring'`."
         )
 
 

@@ -13,7 +13,6 @@ from jaxtyping import Array, Bool
 
 from ..._errors import ShapeError
 from ..._tree import is_array
-from ..._tree.nodes import describe_node
 from ..._typing import ArrayLike
 from .._base.checks import as_size, check_integer, check_scalar, wrong_type
 
@@ -144,9 +143,8 @@ def combine_masks(*masks: Any) -> Bool[Array, "..."] | None:
     given = [mask for mask in masks if mask is not None]
     for i, mask in enumerate(masks):
         if mask is not None and not is_array(mask):
-            raise TypeError(
-                f"`combine_masks` takes arrays and `None`; got {describe_node(mask)} "
-                f"as `masks[{i}]`."
+            raise wrong_type(
+                "`combine_masks`", "an array or `None`", f"masks[{i}]", mask
             )
     if not given:
         return None
@@ -206,10 +204,8 @@ def checked_mask(
     if not is_array(mask):
         raise wrong_type(layer, "an array", name, mask)
     if name == "bias" and mask.dtype == bool:
-        given = f"{describe_node(mask)}. Pass bools as `mask=`."
-        raise TypeError(
-            f"{layer} takes numbers as `bias`, which are added; got {given}"
-        )
+        fix = " Pass bools as `mask=`."
+        raise wrong_type(layer, "numbers, which are added,", "bias", mask, fix)
     wanted = lengths, (heads, *lengths)
     broadcasts = name == "bias" and any(_broadcasts(mask.shape, to) for to in wanted)
     if mask.shape in wanted or broadcasts:

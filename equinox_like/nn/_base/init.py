@@ -17,7 +17,6 @@ from jaxtyping import Array, Inexact
 from ..._compat.tracing import within_program
 from ..._core.flat_call import Template, take_apart
 from ..._errors import did_you_mean
-from ..._transforms.trace import filter_eval_shape
 from ..._tree import is_array, is_inexact_array
 from ..._tree.arrays import describe_array, is_concrete
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
@@ -38,23 +37,17 @@ def key_named(key: Any, layer: Any) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError) as error:
-        if _is_single_key(key):
-            raise
-        given = describe_array(key) if is_array(key) else repr(key)
-        # Error classes of JAX may take other arguments than a message.
-        error_class = TypeError if isinstance(error, TypeError) else ValueError
-        raise error_class(
-            f"`key` of {taker_name(layer)} must be one PRNG key, such as "
-            f"`jax.random.key(0)`; got {given}."
-        ) from error
-
-
-def _is_single_key(key: Any) -> bool:
-    try:
-        jax.eval_shape(jax.random.split, key)
-    except (TypeError, ValueError):
-        return False
-    return True
+        try:
+            jax.eval_shape(jax.random.split, key)
+        except (TypeError, ValueError):
+            given = describe_array(key) if is_array(key) else repr(key)
+            # Error classes of JAX may take other arguments than a message.
+            error_class = TypeError if isinstance(error, TypeError) else ValueError
+            raise error_class(
+                f"`key` of {taker_name(layer)} must be one PRNG key, such as "
+                f"`jax.random.key(0)`; got {given}."
+            ) from error
+        raise  # of another cause
 
 
 def draw(
@@ -295,10 +288,8 @@ def _initialiser(init: str | Callable[..., Any], at: str) -> Callable[..., Any]:
 
 def build_stacked(build: Callable[[Any], Any], keys: Array) -> Any:
     """The layers `build(key)` for each key, stacked into one."""
-    if len(keys) == 0:  # `jax.disable_jit` refuses an empty loop
-        key = jax.ShapeDtypeStruct(keys.shape[1:], keys.dtype)
-        one = filter_eval_shape(build, key)
-        return jax.tree.map(_without_rows, one)
+    if len(keys) == 0:  # other PRNGs cannot draw nothing
+        keys = jax.random.split(jax.random.key(0, impl="threefry2x32"), 0)
     rests: list[Template] = []
 
     def step(key: Array) -> list[Any]:
@@ -312,9 +303,3 @@ def build_stacked(build: Callable[[Any], Any], keys: Array) -> Any:
         # With other PRNGs (`rbg`) a batch of keys draws other numbers than single keys.
         arrays = jax.lax.map(step, keys)
     return rests[-1].fill(arrays)
-
-
-def _without_rows(leaf: Any) -> Any:
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return jnp.zeros((0, *leaf.shape), leaf.dtype)
-    return leaf

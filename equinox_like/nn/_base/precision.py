@@ -251,9 +251,16 @@ def _(primals: Any, tangents: Any) -> Any:
     return _half_product(x, rows), tangent.astype(jnp.float32)
 
 
+_SHORT = {"half": "float16", "f16": "float16", "bf16": "bfloat16"}
+_SHORT |= {"f32": "float32", "f64": "float64"}
+
+
 def floating(taker: str, name: str, dtype: DTypeLike | None) -> Any:
-    """`dtype` as a NumPy dtype, after validating that it is real floating or `None`."""
+    """`dtype`, which may have a short name, as a NumPy dtype, after validating that it is
+    real floating or `None`."""
     if dtype is None:
         return None
+    if isinstance(dtype, str):
+        dtype = _SHORT.get(dtype, dtype)
     check_dtype(taker, name, dtype, jnp.floating)
     return np.dtype(dtype)

@@ -311,15 +311,9 @@ def make_with_state(make_model: Callable[_P, _T]) -> Callable[_P, tuple[_T, Stat
     # The call of the class: a wrapper of a factory has the signature of the factory.
     cls: Any = type(make_model)
     if issubclass(cls, Module) and "state" in signature_of(cls.__call__).parameters:
-        taker, wanted = (
-            "`make_with_state`",
-            "a class, or a function that returns a model,",
-        )
-        fix = (
-            f" Write `make_with_state({cls.__name__})(...)`, with the arguments of "
-            f"`{cls.__name__}` in the second call."
-        )
-        raise wrong_type(taker, wanted, "make_model", make_model, fix)
+        wanted = "a class, or a function that returns a model,"
+        fix = f" Write `make_with_state({cls.__name__})(...)`."
+        raise wrong_type("`make_with_state`", wanted, "make_model", make_model, fix)
 
     @functools.wraps(make_model)
     def make(*args: _P.args, **kwargs: _P.kwargs) -> tuple[_T, State]:
@@ -515,29 +509,16 @@ def call_stateless(what: str, layer: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Calls a layer without a state. `what` is its name in the error if it needs one."""
     try:
         return layer(*args, **kwargs)
-    except TypeError:
-        _check_not_plain_class(what, layer, args, kwargs)
+    except TypeError as error:
+        called = layer.value if isinstance(layer, Frozen) else layer
+        name = getattr(type(called).__call__, "__qualname__", "")
+        if re.fullmatch(rf"{re.escape(name)}\(\) missing 1 .*'state'", str(error)):
+            raise TypeError(
+                f"{what} is {describe_node(called)}, which needs a `state`, but is not a "
+                "`StatefulLayer`. Derive its class from `equinox_like.nn.StatefulLayer` "
+                "in place of `Module`, so that the state is passed to it."
+            ) from None
         raise
-
-
-def _check_not_plain_class(what: str, layer: Any, args: Any, kwargs: Any) -> None:
-    """Raises `TypeError` if a layer lacks a state that its class does not ask for."""
-    while isinstance(layer, Frozen):
-        layer = layer.value
-    if isinstance(layer, StatefulLayer):
-        return
-    try:
-        signature = signature_of(layer)
-        passed = signature.bind_partial(*args, **kwargs).arguments
-    except (TypeError, ValueError):  # a function in C may have no signature
-        return
-    state = signature.parameters.get("state")
-    if state is not None and state.default is state.empty and "state" not in passed:
-        raise TypeError(
-            f"{what} is {describe_node(layer)}, which needs a `state`, but is not a "
-            "`StatefulLayer`. Derive its class from `equinox_like.nn.StatefulLayer` in "
-            "place of `Module`, so that the state is passed to it."
-        ) from None
 
 
 def takes_key(layer: Any) -> bool:

@@ -253,7 +253,7 @@ class BatchNorm(StatefulLayer):
             # The gradient of what does not count is zero, and zero times NaN is NaN.
             x = jnp.where(channel.mask | jnp.isfinite(x), x, 0)
         running = running.astype(work)
-        count = None if for_inference else _count(self, x, channel)
+        count: Any = None if for_inference else _count(self, x, channel)
         known = count if isinstance(count, int) else None
         if known == 1 and self.mode == "batch":
             raise ShapeError(
@@ -265,11 +265,11 @@ class BatchNorm(StatefulLayer):
             used = _for_inference(self, running)
         else:
             batch = _batch_moments(self, x, channel, count)
-            used, new = _blend(self, running, batch)
+            used, new = _blend(self, running, batch, count)
             if mask is not None:
                 # A single number has no variance: the running averages are used and kept.
-                used = _where(batch.count > 1, used, _for_inference(self, running))
-                new = _where(batch.count > 1, new, running)
+                used = _where(count > 1, used, _for_inference(self, running))
+                new = _where(count > 1, new, running)
             steps, *averages = new.astype(stored)
             state = state.set(of_steps, steps).set(of_averages, tuple(averages))
         variance = channel.spread(used.variance, x) + jnp.asarray(self.eps, work)
@@ -297,21 +297,15 @@ def _checked_mode(mode: _Mode, axis_name: Any) -> Literal["batch", "ema"]:
 
 
 class _ChannelAxis(NamedTuple):
-    """The channel axis of an input, and a mask of the examples that count."""
+    """The channel axis of an input, the others, and a mask of the examples that count."""
 
-    ndim: int
     axis: int
+    others: tuple[int, ...]
     # It can be broadcast against the input; `None` if all examples count.
     mask: Array | None
 
-    @property
-    def others(self) -> tuple[int, ...]:
-        return tuple(i for i in range(self.ndim) if i != self.axis)
-
     def spread(self, per_channel: Array, x: Array) -> Array:
-        shape = [1] * self.ndim
-        shape[self.axis] = -1
-        return like(per_channel.reshape(shape), x)
+        return like(jax.lax.expand_dims(per_channel, self.others), x)
 
 
 def _laid_out(
@@ -327,19 +321,19 @@ def _laid_out(
             check_channels_first(norm, x, channels)
         else:
             check_input(norm, x, (channels,) + (None,) * spatial)
-        x = jax_array(x)
-        channel = _ChannelAxis(x.ndim, 0, None)
+        x, axis = jax_array(x), 0
         wanted, spread = (), ()
     else:
         x = _checked_batch(norm, x, batch_axis, channels)
         batch_axis %= x.ndim
-        channel = _ChannelAxis(x.ndim, 1 if batch_axis == 0 else 0, None)
+        axis = 1 if batch_axis == 0 else 0
         wanted = (x.shape[batch_axis],)
         spread = tuple(-1 if i == batch_axis else 1 for i in range(x.ndim))
-    if mask is None:
-        return x, channel
-    check_input(norm, mask, wanted, "mask")
-    return x, channel._replace(mask=jax_array(mask).astype(bool).reshape(spread))
+    if mask is not None:
+        check_input(norm, mask, wanted, "mask")
+        mask = jax_array(mask).astype(bool).reshape(spread)
+    others = tuple(i for i in range(x.ndim) if i != axis)
+    return x, _ChannelAxis(axis, others, mask)
 
 
 def _is_one_example(norm: Any, x: Any, mask: Any, channels: int) -> bool:
@@ -374,13 +368,10 @@ def _checked_batch(norm: Any, x: Any, batch_axis: int, channels: int) -> Array:
     if spatial is not None:
         is_example = ndim == spatial + 1
     if is_example or not in_range:
-        has_name = norm.axis_name is not None
-        form = "with `batch_axis`" if has_name else "without an `axis_name`"
         raise ShapeError(
-            f"BatchNorm {form} takes a whole batch in training, with its "
-            f"examples along axis {batch_axis} and {channels} channels along the next, "
-            f"but was given shape {shape}. Add a batch axis. Or, under a `jax.vmap` over "
-            "the examples, name its axis: "
+            "BatchNorm takes a whole batch in training, with its examples along axis "
+            f"{batch_axis} and {channels} channels along the next, but was given shape "
+            f"{shape}. Add a batch axis. Or, under a `jax.vmap`, name its axis: "
             f'`BatchNorm({channels}, axis_name="batch", mode="batch")`, called under '
             '`jax.vmap(..., axis_name="batch")`.'
         )
@@ -406,11 +397,9 @@ class _Running(NamedTuple):
 class _Moments(NamedTuple):
     mean: Array
     variance: Array
-    # The number of elements of each channel that they were computed from.
-    count: Any = None
 
 
-def _where(condition: Array, one: Any, other: Any) -> Any:
+def _where(condition: Any, one: Any, other: Any) -> Any:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), one, other)
 
 
@@ -479,7 +468,7 @@ def _batch_moments(
     center = mean(x)
     off = x - channel.spread(center, x)
     variance = jnp.maximum(nan_if_infinite(mean(squared(off))), 0).astype(x.dtype)
-    return _Moments(center, variance, count)
+    return _Moments(center, variance)
 
 
 def _over_names(reduce: Any, x: Any, norm: BatchNorm) -> Any:
@@ -503,13 +492,13 @@ def _over_names(reduce: Any, x: Any, norm: BatchNorm) -> Any:
 
 
 def _blend(
-    norm: BatchNorm, running: _Running, batch: _Moments
+    norm: BatchNorm, running: _Running, batch: _Moments, count: Any
 ) -> tuple[_Moments, _Running]:
     """The moments that normalise the batch, and the next running averages."""
     is_ema = norm.mode == "ema"
     to_store = batch.variance
     if norm.unbiased:
-        count = jnp.asarray(batch.count, to_store.real.dtype)
+        count = jnp.asarray(count, to_store.real.dtype)
         to_store = to_store * jnp.where(count > 1, count / jnp.maximum(count - 1, 1), 1)
 
     # Rounded first, or the weights of old and new might not sum to 1: in float32, they

@@ -64,10 +64,8 @@ def _configure(
     conv.groups = groups = as_size(conv, "groups", sizes[3], 1)
     for name in ("in_channels", "out_channels"):
         if getattr(conv, name) % groups != 0:
-            raise ValueError(
-                f"{type(conv).__name__} takes an `{name}` that is a multiple of "
-                f"`groups`; got {getattr(conv, name)}, with {groups} groups."
-            )
+            wanted = f"a multiple of `groups`, {groups},"
+            raise wrong_value(conv, wanted, name, getattr(conv, name))
     conv.padding_mode = _one_of(conv, "padding_mode", padding_mode, _PADDING_MODES)
     preferred = preferred_element_type
     conv.preferred_element_type = None if preferred is None else jnp.dtype(preferred)

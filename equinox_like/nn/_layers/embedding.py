@@ -145,7 +145,8 @@ class Embedding(Module):
         """
         _check_index(self, x)
         if self.check_bounds:
-            x = _within_bounds(self, jax_array(x))
+            rows, *_ = parameter_shape(self, "weight", 2) or [self.num_embeddings]
+            x = _bounded(self, jax_array(x), -rows, rows, "rows")
         # A NumPy array cannot be indexed by a tracer. An object in place of an array
         # only needs to support indexing, as that of `LoRA`, or to convert to an array.
         table = thawed(self.weight)
@@ -299,12 +300,7 @@ class LearnedPositionalEmbedding(Module):
         if known is not None:
             _check_range(self, known, number)
         elif self.check_bounds:
-            places = error_if(
-                places,
-                (places < 0) | (places >= number),
-                f"{type(self).__name__} has {number} positions, but was given one "
-                "out of range.",
-            )
+            places = _bounded(self, places, 0, number, "positions")
         return _plus(x, split_as(_gather, (None, parts(weight)[1]), weight, places))
 
 
@@ -354,17 +350,13 @@ def _check_index(embedding: Embedding, x: Any) -> None:
             )
 
 
-def _within_bounds(embedding: Embedding, x: Array) -> Array:
-    """`x`, with an error at run time if it is out of bounds."""
-    sizes = embedding.num_embeddings, embedding.embedding_size
-    rows, _ = parameter_shape(embedding, "weight", 2) or sizes
-    # Limited to the range of the index's dtype.
-    info = jnp.iinfo(x.dtype)
-    lowest, highest = max(-rows, info.min), min(rows - 1, info.max)
+def _bounded(layer: Any, x: Array, least: int, number: int, what: str) -> Array:
+    """`x`, with an error at run time if it is not from `least` to below `number`."""
+    # Limited to the range of the dtype of `x`.
+    info, name = jnp.iinfo(x.dtype), type(layer).__name__
+    is_out = (x < max(least, info.min)) | (x > min(number - 1, info.max))
     return error_if(
-        x,
-        (x < lowest) | (x > highest),
-        f"Embedding has {rows} rows, but was given an index out of range.",
+        x, is_out, f"{name} has {number} {what}, but was given one out of range."
     )
 
 

@@ -3,8 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
@@ -18,7 +17,6 @@ from ..._core.sharding import axes_of
 from ..._errors import ShapeError
 from ..._module import Module, field
 from ..._tree import combine, is_array, partition
-from ..._tree.nodes import describe_node
 from ..._tree.partitioning import map_arrays
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
 from .._base.checks import (
@@ -312,10 +310,7 @@ class MLP(Module):
         hidden = _scan_hidden if self.scan else _loop_hidden
         h = hidden(self, x) if self.depth > 0 else x
         y = self.layers[-1](h)
-        with _of_scalars("final_activation"):
-            if self.out_size == "scalar":
-                return self.final_activation(y)
-            return _each_neuron(self.final_activation, y)
+        return _each_neuron("final_activation", self.final_activation, y)
 
 
 def _build_layers(
@@ -351,20 +346,17 @@ def _slice(activation: Any, index: int | slice) -> Any:
     return map_arrays(lambda a: a[index], activation)
 
 
-def _each_neuron(activation: Any, x: Any) -> Any:
-    if jax.tree_util.all_leaves([activation]):  # a plain function
-        return jax.vmap(activation)(x)
-    arrays, rest = partition(activation, is_array)
-    # `vmap` refuses arrays of which explicit axes of a mesh split only some.
-    arrays = jax.tree.map(lambda a: split_along(a, 0, parts(x)[0]), arrays)
-    return jax.vmap(lambda arrays, x: combine(arrays, rest)(x))(arrays, x)
-
-
-@contextmanager
-def _of_scalars(name: str) -> Iterator[None]:
-    """Adds a note to errors: the function is applied to a scalar, not a vector."""
+def _each_neuron(name: str, activation: Any, x: Any) -> Any:
+    """Applies the activation of this name to each scalar of `x`."""
     try:
-        yield
+        if jnp.ndim(x) == 0:
+            return activation(x)
+        if jax.tree_util.all_leaves([activation]):  # a plain function
+            return jax.vmap(activation)(x)
+        arrays, rest = partition(activation, is_array)
+        # `vmap` refuses arrays of which explicit axes of a mesh split only some.
+        arrays = jax.tree.map(lambda a: split_along(a, 0, parts(x)[0]), arrays)
+        return jax.vmap(lambda arrays, x: combine(arrays, rest)(x))(arrays, x)
     except Exception as error:
         error.add_note(
             f"This is from the `{name}` of an MLP, which is applied to the scalar of each "
@@ -377,19 +369,13 @@ def _of_scalars(name: str) -> Iterator[None]:
 def _loop_hidden(mlp: MLP, x: Any) -> Any:
     for i, layer in enumerate(mlp.layers[:-1]):
         x = call_part(mlp, ("layers", i), layer, layer, x)
-        x = _hidden_activation(mlp, i, x)
+        x = _each_neuron("activation", _slice(mlp.activation, i), x)
     return x
-
-
-def _hidden_activation(mlp: MLP, index: int, x: Any) -> Any:
-    with _of_scalars("activation"):
-        return _each_neuron(_slice(mlp.activation, index), x)
 
 
 def _scan_hidden(mlp: MLP, x: Any) -> Any:
     first, stacked, _ = mlp.layers
-    x = first(x)
-    x = _hidden_activation(mlp, 0, x)
+    x = _each_neuron("activation", _slice(mlp.activation, 0), first(x))
     if mlp.depth == 1:  # an empty scan, which `jax.disable_jit` refuses
         return x
     inputs = stacked, _slice(mlp.activation, slice(1, None))
@@ -398,7 +384,7 @@ def _scan_hidden(mlp: MLP, x: Any) -> Any:
     def step(x: Any, arrays: Any) -> tuple[Any, None]:
         layer, activation = combine(arrays, rest)
         y = call_part(stacked, (), layer, layer, x)
-        return split_by(_each_neuron(activation, y), parts(x)), None
+        return split_by(_each_neuron("activation", activation, y), parts(x)), None
 
     # Otherwise the arrays decide, which may have been replaced by more or fewer layers.
     length = None if jax.tree.leaves(arrays) else mlp.depth - 1
@@ -487,7 +473,8 @@ class Einsum(Module):
         fan_in = math.prod(sizes[name] for name in axes.summed)
         limit = 1 / math.sqrt(fan_in) if fan_in else 1.0
         weight = weight_init, [sizes[name] for name in axes.weight]
-        bias = bias_init, [sizes[name] for name in axes.bias] if use_bias else None
+        names = [name for name in axes.out if name in axes.weight]
+        bias = bias_init, [sizes[name] for name in names] if use_bias else None
         parameters = first_values(self, key, limit, dtype, weight=weight, bias=bias)
         self.weight, self.bias = parameters
 
@@ -552,16 +539,8 @@ class _Axes:
         return tuple(name for name in self.weight if name not in self.out)
 
     @property
-    def new(self) -> tuple[str, ...]:
-        return tuple(name for name in self.weight if name not in self.x)
-
-    @property
     def shared(self) -> tuple[str, ...]:
         return tuple(n for n in self.weight if n in self.x and n in self.out)
-
-    @property
-    def bias(self) -> tuple[str, ...]:
-        return tuple(name for name in self.out if name in self.weight)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -576,16 +555,17 @@ class EinsumLayout:
 
     def __call__(self, init: Any, key: Any, shape: tuple[int, ...], dtype: Any) -> Any:
         axes = self.axes
+        new = tuple(name for name in axes.weight if name not in axes.x)
         sizes = dict(zip(axes.weight, shape, strict=True))
         rows, columns, number = (
             math.prod(sizes[name] for name in names)
-            for names in (axes.summed, axes.new, axes.shared)
+            for names in (axes.summed, new, axes.shared)
         )
         keys = jax.random.split(key, number) if axes.shared else [key]
         drawn = [jnp.asarray(init(k, (rows, columns), dtype)) for k in keys]
         if not drawn:
             return jnp.zeros(shape, dtype)
-        order = (*axes.shared, *axes.summed, *axes.new)
+        order = (*axes.shared, *axes.summed, *new)
         values = jnp.stack(drawn).reshape([sizes[name] for name in order])
         return values.transpose([order.index(name) for name in axes.weight])
 
@@ -631,21 +611,11 @@ def _checked_sizes(
     layer: Einsum, axes: _Axes, sizes: Mapping[str, int]
 ) -> dict[str, int]:
     if not isinstance(sizes, Mapping):
-        raise TypeError(
-            f"Einsum({axes}) takes a dict as `sizes`, of the size of each axis of its "
-            f"weight; got {describe_node(sizes)}."
-        )
-    missing = [name for name in axes.weight if name not in sizes]
-    if missing:
+        raise wrong_type(f"Einsum({axes})", "a dict", "sizes", sizes)
+    if sizes.keys() != set(axes.weight):
         raise ValueError(
-            f"Einsum({axes}) takes the size of each axis of its weight; `sizes` has none "
-            f"for {', '.join(map(repr, missing))}."
-        )
-    unknown = [name for name in sizes if name not in axes.weight]
-    if unknown:
-        raise ValueError(
-            f"Einsum({axes}) was given sizes for {', '.join(map(repr, unknown))}, which "
-            "its weight does not have."
+            f"Einsum({axes}) takes the size of each axis of its weight, {axes.weight}, as "
+            f"`sizes`; got {dict(sizes)}."
         )
     checked = functools.partial(as_size, layer)
     return {name: checked(f"sizes[{name!r}]", sizes[name]) for name in axes.weight}

@@ -238,11 +238,9 @@ class _AvgPool(_PoolNd, init=False):
             x, number = jax_array(x), math.prod(self.kernel_size)
             is_inexact = jnp.issubdtype(x.dtype, jnp.inexact)
             # The sum of small integers, or of a large window in half precision, overflows.
-            wide = (
-                accumulation_dtype(x)
-                if is_inexact
-                else jax.eval_shape(jnp.sum, x).dtype
-            )
+            wide = accumulation_dtype(x)
+            if not is_inexact:
+                wide = jax.eval_shape(jnp.sum, x).dtype
             y = super().__call__(x.astype(wide)) / number
             return y.astype(x.dtype) if is_inexact else y
 

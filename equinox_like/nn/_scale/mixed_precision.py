@@ -54,8 +54,6 @@ _S = TypeVar("_S")
 _Y = TypeVar("_Y")
 # Methods that compute nothing: they return parameters, which are not cast.
 _OF_STRUCTURE = ("unstack",)
-_SHORT = {"half": "float16", "f16": "float16", "bf16": "bfloat16"}
-_SHORT |= {"f32": "float32", "f64": "float64"}
 _ROLES = {"params": "param_dtype", "compute": "compute_dtype", "output": "output_dtype"}
 
 # Methods that return an initial state or cache, which must have the compute dtype.
@@ -101,12 +99,6 @@ class Policy(Module):
 
         `ValueError` for a dtype that is not a real floating-point one.
         """
-        for dtype in (param_dtype, compute_dtype, output_dtype):
-            if isinstance(dtype, str) and ("=" in dtype or dtype in _SHORT):
-                raise ValueError(
-                    f"Policy takes dtypes, such as `jnp.bfloat16`; got {dtype!r}. For "
-                    "text, use `Policy.parse('params=f32,compute=bf16')`."
-                )
         self.param_dtype = floating("Policy", "param_dtype", param_dtype)
         self.compute_dtype = floating("Policy", "compute_dtype", compute_dtype)
         self.output_dtype = floating("Policy", "output_dtype", output_dtype)
@@ -123,10 +115,8 @@ class Policy(Module):
         `ValueError` for other text, `TypeError` for anything else.
         """
         if not isinstance(text, str):
-            raise TypeError(
-                "A policy is text such as 'params=f32,compute=bf16,output=f32'; got "
-                f"{describe_node(text)}."
-            )
+            wanted = "text such as 'params=f32,compute=bf16,output=f32'"
+            raise wrong_type("`Policy.parse`", wanted, "text", text)
         dtypes = {}
         for part in filter(None, map(str.strip, text.split(","))):
             role, _, name = map(str.strip, part.partition("="))
@@ -138,7 +128,7 @@ class Policy(Module):
                     f"A policy is written as 'params=f32,compute=bf16,output=f32'; got "
                     f"{part!r} in {text!r}.{meant}"
                 )
-            dtypes[_ROLES[role]] = _SHORT.get(name, name)
+            dtypes[_ROLES[role]] = name
         return Policy(**dtypes)
 
     def cast_params(self, tree: _Tree) -> _Tree:
@@ -287,10 +277,9 @@ def mixed(layer: _Layer, policy: Policy | str, *, keep: Any = ()) -> Mixed[_Laye
     """
     policy = Policy.parse(policy) if isinstance(policy, str) else policy
     if not isinstance(policy, Policy):
-        raise TypeError(
-            "`mixed` takes a `Policy`, or text such as 'params=f32,compute=bf16'; got "
-            f"{policy!r}. To compute in bfloat16, write `mixed(layer, 'compute=bf16')`."
-        )
+        wanted = "a `Policy`, or text such as 'params=f32,compute=bf16',"
+        fix = " To compute in bfloat16, write `mixed(layer, 'compute=bf16')`."
+        raise wrong_type("`mixed`", wanted, "policy", policy, fix)
     if layer is None or jtu.all_leaves([layer]):
         check_layer("`mixed`", "layer", layer)
     classes = keep if isinstance(keep, tuple) else (keep,)
@@ -338,9 +327,8 @@ def precision(policy: Policy | DTypeLike | None) -> Entering:
         assert eqx.filter_jit(mlp)(jnp.ones(3)).dtype == jnp.float32
         ```
     """
-    if isinstance(policy, str):
-        is_text = "=" in policy
-        policy = Policy.parse(policy) if is_text else _SHORT.get(policy, policy)
+    if isinstance(policy, str) and "=" in policy:
+        policy = Policy.parse(policy)
     if not isinstance(policy, Policy):
         return compute_dtype(floating("precision", "policy", policy))
     if policy.param_dtype is not None or policy.output_dtype is not None:

@@ -110,7 +110,8 @@ class Stacked(StatefulLayer, Generic[_L]):
         `ValueError` for a negative depth, and for a policy that does not exist.
         """
         self.depth = as_size(self, "depth", depth)
-        self.checkpoint = _checked_policy(checkpoint)
+        policy_of(checkpoint)  # raises if there is no such policy
+        self.checkpoint = checkpoint
         self.unroll = unroll
         check_function("Stacked", "make_layer", make_layer)
         keys = split_key(key, self.depth, self)
@@ -149,7 +150,8 @@ class Stacked(StatefulLayer, Generic[_L]):
         arrays = [partition(layer, is_array)[0] for layer in layers]
         _, rest = partition(layers[0], is_array)
         stacked = combine(jax.tree.map(lambda *xs: jnp.stack(xs), *arrays), rest)
-        options = {"checkpoint": _checked_policy(checkpoint), "unroll": unroll}
+        policy_of(checkpoint)  # raises if there is no such policy
+        options = {"checkpoint": checkpoint, "unroll": unroll}
         return filled(cls, {"layers": stacked, "depth": len(layers), **options})
 
     @computes("eqx.nn.Stacked")
@@ -318,52 +320,37 @@ def _check_state(stacked: Stacked, state: Any, stateful: bool) -> None:
         )
 
 
-def _checked_policy(checkpoint: Any) -> Any:
-    if isinstance(checkpoint, str) and checkpoint != "full":
-        if not callable(getattr(jax.checkpoint_policies, checkpoint, None)):
+def policy_of(checkpoint: Any) -> Any:
+    """The meaning of `checkpoint`: `None`, `True`, or a policy."""
+    if checkpoint is None or isinstance(checkpoint, bool) or checkpoint == "full":
+        return bool(checkpoint) or None
+    policy = checkpoint
+    if isinstance(checkpoint, str):
+        policy = getattr(jax.checkpoint_policies, checkpoint, None)
+        if not callable(policy):
             meant = did_you_mean(checkpoint, dir(jax.checkpoint_policies), "{!r}")
             raise ValueError(
                 f"There is no policy {checkpoint!r} in `jax.checkpoint_policies`. Pass one "
                 f"of those, or its name, or `True` to compute everything again.{meant}"
             )
-    policy = policy_of(checkpoint)
-    if policy is not None and policy is not True:
-        require_policy(policy, "Stacked", "checkpoint")
-    return checkpoint
-
-
-def policy_of(checkpoint: Any) -> Any:
-    """The meaning of `checkpoint`: `None`, `True`, or a policy."""
-    if checkpoint is False or checkpoint == "full":
-        return checkpoint == "full" or None
-    if isinstance(checkpoint, str):
-        return getattr(jax.checkpoint_policies, checkpoint)
-    return checkpoint
+    require_policy(policy, "Stacked", "checkpoint")
+    return policy
 
 
 def _check_leading_axes(stacked: Stacked[Any], xs: Any) -> None:
     """Raises `ShapeError` unless arrays of the layers and of `xs` have a row for each."""
     depth = stacked.depth
-    in_shard_map = jax.sharding.get_abstract_mesh().manual_axes
-    hint = _IF_A_PART if in_shard_map else IF_AN_ENSEMBLE
-    for path, leaf in jtu.tree_leaves_with_path(stacked.layers):
-        if is_array(leaf) and leaf.shape[:1] != (depth,):
-            raise ShapeError(
-                f"Stacked has arrays with a leading axis of its depth, {depth}; "
-                f"`{path_str(path, 'layers')}` has shape {leaf.shape}. {hint}"
-            )
-    for path, leaf in jtu.tree_leaves_with_path(xs):
-        if np.shape(leaf)[:1] != (depth,):
-            raise ShapeError(
-                f"Stacked takes `xs` with a leading axis of its depth, {depth}; "
-                f"`{path_str(path, 'xs')}` has shape {np.shape(leaf)}."
-            )
-
-
-_IF_A_PART = (
-    "If this device has some of the layers only, scan them: "
-    "`filter_scan(lambda x, layer: (layer(x), None), x, stacked.layers)`."
-)
+    hint = (
+        f" {IF_AN_ENSEMBLE} In a `shard_map`, scan those of a device by `filter_scan`."
+    )
+    for name, tree, fix in ("layers", stacked.layers, hint), ("xs", xs, ""):
+        for path, leaf in jtu.tree_leaves_with_path(tree):
+            is_data = name == "xs" or is_array(leaf)
+            if is_data and np.shape(leaf)[:1] != (depth,):
+                raise ShapeError(
+                    f"Stacked takes arrays with a leading axis of its depth, {depth}; "
+                    f"`{path_str(path, name)}` has shape {np.shape(leaf)}.{fix}"
+                )
 
 
 def as_before(what: str, before: Any, after: Any) -> Any:
@@ -371,11 +358,12 @@ def as_before(what: str, before: Any, after: Any) -> Any:
 
     Raises `ShapeError` unless both trees have equal structure, shapes and dtypes.
     """
-    (olds, old_treedef), (new, treedef) = map(jax.tree.flatten, (before, after))
-    form, old_form = (
-        [(jnp.shape(x), jnp.result_type(x)) for x in xs] for xs in (new, olds)
-    )
-    if treedef != old_treedef or form != old_form:
+
+    def form(tree):
+        leaves, structure = jax.tree.flatten(tree)
+        return structure, [(jnp.shape(x), jnp.result_type(x)) for x in leaves]
+
+    if form(before) != form(after):
         raise ShapeError(
             f"{what} must return an array of the shape and dtype that it was given. It was "
             f"given {described(before)}, and returned {described(after)}."

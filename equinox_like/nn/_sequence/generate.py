@@ -23,7 +23,7 @@ from ..._annotations import signature_of
 from ..._compat.tracing import Tracer, known_array
 from ..._core.base import on_clear
 from ..._core.flat_call import pair_of
-from ..._errors import DonationError, ShapeError
+from ..._errors import ShapeError
 from ..._jit import filter_jit
 from ..._loops import filter_scan
 from ..._loops.eager import run_cached
@@ -31,14 +31,14 @@ from ..._runtime.error_if import error_if
 from ..._transforms.trace import filter_eval_shape
 from ..._transforms.vmap import filter_vmap
 from ..._tree import is_array, is_array_like
-from ..._tree.arrays import is_deleted
+from ..._tree.deleted import deleted_named
 from ..._tree.nodes import describe_node, path_str
 from ..._tree.partitioning import map_nodes
+from ..._tree.require import require_integer
 from ..._typing import ArrayLike, PRNGKeyArray
 from .._attention.kv_cache import caches_in, cut, is_cache
 from .._base.checks import (
     as_array,
-    as_size,
     check_function,
     check_input,
     check_integer,
@@ -69,6 +69,7 @@ class Generation(NamedTuple):
     cache: Any
 
 
+@deleted_named
 def generate(
     model: Callable[..., Any],
     prompt: ArrayLike,
@@ -181,7 +182,7 @@ def generate(
             "`generate` takes a `prompt` of shape (length,) or (batch, length), with "
             f"at least one token; got shape {prompt.shape}."
         )
-    steps = _checked_int("generate", "max_new_tokens", max_new_tokens, 1)
+    steps = require_integer(max_new_tokens, "generate", "max_new_tokens", 1)
     # As an int, `top_k` stays static.
     top_k = _check_sampling("generate", temperature, top_k, top_p, repetition_penalty)
     check_function("`generate`", "model", model)
@@ -202,9 +203,9 @@ def generate(
     ends = None
     if end_token is not None:
         many = end_token if isinstance(end_token, Sequence) else [end_token]
-        tokens = [_checked_int("generate", "end_token", x, 0) for x in many]
+        tokens = [require_integer(x, "generate", "end_token", 0) for x in many]
         ends = jax.device_put(np.array(tokens, np.int32))
-    pad = jax.device_put(np.int32(_checked_int("generate", "pad_token", pad_token, 0)))
+    pad = require_integer(pad_token, "generate", "pad_token", 0)
     length = _checked_length(prompt_length, prompt.shape)
     if pad_side not in ("left", "right"):
         raise wrong_value("`generate`", "'left' or 'right'", "pad_side", pad_side)
@@ -213,7 +214,7 @@ def generate(
             "`generate` with `pad_side='left'` needs a `prompt_length`, the number of "
             "tokens of each prompt that are not padding: `attention_mask.sum(-1)`."
         )
-    options = _Options(steps, sampling, ends, pad, pad_side)
+    options = _Options(steps, sampling, ends, jax.device_put(np.int32(pad)), pad_side)
     arguments = [model], prompt, length, cache, key, options
     if type(model) is types.FunctionType:
         # What was compiled for it is freed with it, and with what it reads.
@@ -346,14 +347,6 @@ def _seen_in_prompt(
 
 
 def _check_cache(tree: Any, prompt_shape: tuple[int, ...], steps: int) -> None:
-    for path, x in jtu.tree_leaves_with_path(tree):
-        if is_deleted(x):
-            raise DonationError(
-                f"`{path_str(path, 'cache')}` has been deleted: `generate`, or another "
-                "function that updates a cache in place, was given this cache before. "
-                "Pass the cache that it returned. To use a cache several times, pass a "
-                "copy each time, `equinox_like.tree_copy(cache)`."
-            )
     *batch, number = prompt_shape
     needed = number + steps - 1
     for path, node in jtu.tree_leaves_with_path(tree, is_leaf=is_cache):
@@ -576,16 +569,7 @@ def _check_sampling(
             raise ValueError(
                 f"`{function}` takes a `{name}` that is {wanted}; got {value}."
             )
-    return None if top_k is None else _checked_int(function, "top_k", top_k, 1)
-
-
-def _checked_int(function: str, name: str, value: Any, minimum: int) -> int:
-    """`as_size`, except that something else than an int is a `TypeError`."""
-    try:
-        operator.index(value)
-    except TypeError:  # also for a traced integer
-        raise wrong_type(f"`{function}`", "a Python integer", name, value) from None
-    return as_size(f"`{function}`", name, value, minimum)
+    return None if top_k is None else require_integer(top_k, function, "top_k", 1)
 
 
 def _check_logits(logits: Any, seen: Any) -> None:

@@ -33,7 +33,9 @@ from .._base.checks import (
     check_scalar,
     described,
     jax_array,
+    refusal,
     taker_name,
+    wrong_type,
     wrong_value,
 )
 from .._base.init import Init, WeightLayout, dtype_of, first_values, gates, split_key
@@ -252,12 +254,8 @@ class LSTMCell(_Cell, init=False):
 
 def _pair(cell: Any, hidden: Any) -> tuple[Any, Any]:
     if not isinstance(hidden, tuple | list) or len(hidden) != 2:
-        shape = getattr(hidden, "shape", None)
-        given = describe_node(hidden) if shape is None else f"an array of shape {shape}"
-        raise TypeError(
-            f"{type(cell).__name__} takes the pair `(h, c)` as `hidden`, a tuple; got "
-            f"{given}. `cell.init_state()` makes one."
-        )
+        fix = " `cell.init_state()` makes one."
+        raise wrong_type(cell, "the pair `(h, c)`, a tuple,", "hidden", hidden, fix)
     return hidden[0], hidden[1]
 
 
@@ -474,10 +472,9 @@ class RNN(Module):
         num_layers = as_size(RNN, "num_layers", num_layers, 1)
         check_function("RNN.build", "cell", cell)
         if not isinstance(cell, type) and hasattr(cell, "init_state"):
-            raise TypeError(
-                "RNN.build takes a class of cells as `cell`, or a function that makes one; "
-                f"got {describe_node(cell)}. Pass the class, or give `RNN` a list of cells."
-            )
+            wanted = "a class of cells, or a function that makes one,"
+            fix = " Pass the class, or give `RNN` a list of cells."
+            raise wrong_type("RNN.build", wanted, "cell", cell, fix)
         layers: list[Any] = []
         for layer_key in split_key(key, num_layers, RNN):
             if bidirectional:
@@ -564,11 +561,8 @@ def _as_states(
     if init is None:
         return (None,) * number
     if not isinstance(init, list | tuple) or len(init) != number:
-        got = f"{len(init)}" if isinstance(init, list | tuple) else type(init).__name__
-        raise ShapeError(
-            f"{type(layer).__name__} takes a tuple with one state for each {what}, "
-            f"{number} in all, as `init`; got {got}."
-        )
+        wanted = f"a tuple with one state for each {what}, {number} in all,"
+        raise ShapeError(refusal(layer, wanted, "init", describe_node(init)))
     return init
 
 
