@@ -25,6 +25,7 @@ def tree_equal(
     typematch: bool = False,
     rtol: Any = 0.0,
     atol: Any = 0.0,
+    check_dtype: bool = True,
     check_weak_type: bool = False,
 ) -> bool | jax.Array:
     """Whether all trees have the same structure and equal leaves.
@@ -47,6 +48,9 @@ def tree_equal(
         differ, and so do a NumPy and a JAX array.
     - `rtol`, `atol`: tolerances for arrays of inexact dtype, as in
         `jax.numpy.allclose`. Everything else is compared exactly.
+    - `check_dtype`: if `False`, arrays of different dtypes can be equal: their values are
+        compared in the dtype to which JAX promotes the two. Typed PRNG keys equal only
+        keys of the same kind.
     - `check_weak_type`: whether arrays must also agree in weak type. NumPy arrays are
         not weakly typed.
 
@@ -91,7 +95,9 @@ def tree_equal(
             if not (is_array(a) and is_array(b)):
                 if is_array(a) or is_array(b) or not a == b:
                     return False
-            elif a.shape != b.shape or a.dtype != b.dtype:
+            elif a.shape != b.shape:
+                return False
+            elif a.dtype != b.dtype and (check_dtype or not _are_numbers(a, b)):
                 return False
             elif check_weak_type and is_weak(a) != is_weak(b):
                 return False
@@ -127,7 +133,12 @@ def _is_traced(*xs: Any) -> bool:
     return any(isinstance(x, Tracer) for x in xs)
 
 
+def _are_numbers(*arrays: Any) -> bool:
+    return all(x.dtype == bool or jnp.issubdtype(x.dtype, np.number) for x in arrays)
+
+
 def _numpy_equal(a: Any, b: Any, tolerances: tuple[Any, Any] | None) -> bool:
+    a, b = _promoted(a, b)
     if tolerances is not None and is_inexact_array(a):
         a, b = _widen(np.asarray(a)), _widen(np.asarray(b))
         rtol, atol = map(np.asarray, tolerances)
@@ -136,13 +147,23 @@ def _numpy_equal(a: Any, b: Any, tolerances: tuple[Any, Any] | None) -> bool:
 
 
 def _jax_equal(a: Any, b: Any, rtol: Any, atol: Any) -> jax.Array:
-    b = _moved_to(a, b)
+    a, b = _promoted(a, _moved_to(a, b))
     if is_inexact_array(a) and not (_is_zero(rtol) and _is_zero(atol)):
         a, b = _widen(jnp.asarray(a)), _widen(jnp.asarray(b))
         # Strict dtype promotion would refuse tolerances of another dtype.
         real = jnp.finfo(a.dtype).dtype
         return jnp.allclose(a, b, jnp.asarray(rtol, real), jnp.asarray(atol, real))
     return jnp.all(a == b)
+
+
+def _promoted(a: Any, b: Any) -> tuple[Any, Any]:
+    if a.dtype == b.dtype:
+        return a, b
+    with jax.numpy_dtype_promotion("standard"):
+        dtype = jnp.promote_types(a.dtype, b.dtype)
+    if not (_is_numpy(a) and _is_numpy(b)):
+        dtype = jax.dtypes.canonicalize_dtype(dtype)  # JAX would warn of 64 bits
+    return a.astype(dtype), b.astype(dtype)
 
 
 def _moved_to(target: Any, x: Any) -> Any:

@@ -215,6 +215,38 @@ def test_tolerances_respect_strict_dtype_promotion():
         assert eqx.tree_equal(a, a, rtol=np.float64(0.1), atol=0.1)
 
 
+@pytest.mark.parametrize("module", [np, jnp], ids=["numpy", "jax"])
+def test_dtypes_may_be_disregarded(module):
+    ones, halves = module.ones(2, np.int32), module.full(2, 0.5, np.float32)
+    assert eqx.tree_equal(ones, ones.astype(np.float32)) is False
+    for dtype in (np.float32, np.int8, bool, np.complex64, ml_dtypes.bfloat16):
+        assert eqx.tree_equal(ones, ones.astype(dtype), check_dtype=False)
+    assert not eqx.tree_equal(halves, ones, check_dtype=False)
+    assert eqx.tree_equal(halves, ones, check_dtype=False, atol=0.5)
+    assert eqx.tree_equal(ones[:1], ones, check_dtype=False) is False
+
+
+def test_numpy_arrays_of_64_bits_are_compared_without_a_warning():
+    a = np.asarray([0.1, 0.2])  # as from another framework
+    assert eqx.tree_equal(a, jnp.asarray(a), check_dtype=False)
+    assert not eqx.tree_equal(a, jnp.asarray(a) + 1, check_dtype=False, rtol=0.1)
+
+
+def test_disregarded_dtypes_need_no_promotion_by_the_user():
+    with jax.numpy_dtype_promotion("strict"):
+        a = jnp.ones(2, jnp.int32)
+        assert eqx.tree_equal(a, a.astype(jnp.bfloat16), check_dtype=False)
+
+
+def test_keys_and_text_have_no_dtype_to_disregard():
+    key, data = jax.random.key(0), jnp.zeros((), jnp.uint32)
+    assert eqx.tree_equal(key, data, check_dtype=False) is False
+    assert (
+        eqx.tree_equal(key, jax.random.key(0, impl="rbg"), check_dtype=False) is False
+    )
+    assert eqx.tree_equal(np.asarray("a"), np.asarray(1), check_dtype=False) is False
+
+
 def test_weak_types_matter_if_asked_for():
     weak, strong = jnp.asarray(1.0), jnp.asarray(1.0, jnp.float32)
     assert eqx.tree_equal([weak], [strong], check_weak_type=True) is False
