@@ -261,8 +261,7 @@ def closure_to_pytree(tree: Any) -> Any:
 
     **Raises:**
 
-    `ValueError` if a function refers to itself through the closure of another one, or
-    through a container. A function that calls itself is fine.
+    `ValueError` if a function refers to itself through its closure.
 
     !!! example
 
@@ -300,22 +299,15 @@ def _closure(function: _Function, within: tuple[_Function, ...]) -> "Closure":
             "tree cannot contain itself: pass one of these functions as an argument, "
             "or make it a global function."
         )
-    cells = []
+    values = []
     for cell in function.__closure__ or ():
         try:
-            value = cell.cell_contents
+            values.append(cell.cell_contents)
         except ValueError:  # not assigned yet
-            value = _Placeholder.EMPTY
-        is_self = value is function
-        cells.append(
-            _Placeholder.SELF if is_self else _replace(value, (*within, function))
-        )
-    return Closure(
-        tuple(cells),
-        _replace(function.__defaults__, (*within, function)),
-        _replace(function.__kwdefaults__, (*within, function)),
-        _Code(function),
-    )
+            values.append(_Cell.EMPTY)
+    parts = tuple(values), function.__defaults__, function.__kwdefaults__
+    cells, defaults, keyword_defaults = _replace(parts, (*within, function))
+    return Closure(cells, defaults, keyword_defaults, _Code(function))
 
 
 class Closure(Module):
@@ -335,13 +327,11 @@ class Closure(Module):
 
     @property
     def __wrapped__(self) -> _Function:
-        cells = tuple(self._cell(value) for value in self.cells)
+        cells = tuple(
+            types.CellType() if x is _Cell.EMPTY else types.CellType(x)
+            for x in self.cells
+        )
         return self.code.function(cells, self.defaults, self.keyword_defaults)
-
-    def _cell(self, value: Any) -> types.CellType:
-        if value is _Placeholder.EMPTY:
-            return types.CellType()
-        return types.CellType(self if value is _Placeholder.SELF else value)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self.__wrapped__(*args, **kwargs)
@@ -380,11 +370,7 @@ class _Code:
         return f"<code of {self._names[1]}>"
 
 
-class _Placeholder(enum.Enum):
-    """Placeholder for the content of a cell that cannot be a child."""
+class _Cell(enum.Enum):
+    """The content of a cell that has none."""
 
     EMPTY = "not assigned"
-    SELF = "the function itself"
-
-    def __repr__(self) -> str:
-        return f"<{self.value}>"
