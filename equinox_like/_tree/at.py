@@ -126,7 +126,7 @@ def tree_at(
             new = replace_fn(leaves[index]) if replace is NOT_GIVEN else replace
             leaves[index] = new
             return treedef.unflatten(leaves)
-        filled = _own_tuples(pytree, is_leaf)
+        filled = _own_tuples(pytree, is_leaf or (lambda _: False))
         twin = _asked(where, filled)
         nodes = Nodes(copy)
         if len(nodes.all) != treedef.num_nodes:
@@ -134,7 +134,8 @@ def tree_at(
                 "`where` must not change the tree that it is given. Reading a missing "
                 "key of a `defaultdict` adds the key."
             )
-        copies = _Copies(nodes, Nodes(filled, stop=leaves))
+        real = set(map(id, leaves))
+        copies = _Copies(nodes, Nodes(filled, lambda node: id(node) in real))
         places, is_one_node = _choose(where, answer, twin, copies)
     else:
         nodes = Nodes(copy)
@@ -225,23 +226,18 @@ def _position(opaque: list[_OpaqueLeaf], answer: _OpaqueLeaf) -> int:
         ) from None
 
 
-def _own_tuples(pytree: Any, is_leaf: Callable[[Any], bool] | None) -> Any:
+def _own_tuples(pytree: Any, is_leaf: Callable[[Any], bool]) -> Any:
     """A copy of `pytree` in which each tuple is a `_Tuple`."""
 
-    def is_user_leaf(node):
-        return is_leaf is not None and is_leaf(node)
+    def copied(part):
+        if type(part) is not tuple or is_leaf(part):
+            return part
+        return _Tuple(_own_tuples(x, is_leaf) for x in part)
 
-    parts, treedef = jtu.tree_flatten(
-        pytree, lambda node: is_user_leaf(node) or type(node) is tuple
-    )
-    return treedef.unflatten(
-        [
-            _Tuple(_own_tuples(x, is_leaf) for x in part)
-            if type(part) is tuple and not is_user_leaf(part)
-            else part
-            for part in parts
-        ]
-    )
+    def stop(node):
+        return is_leaf(node) or type(node) is tuple
+
+    return jtu.tree_map(copied, pytree, is_leaf=stop)
 
 
 class _Copies(NamedTuple):

@@ -58,20 +58,14 @@ class Nodes:
     In trees of the same structure, corresponding nodes have the same place.
     """
 
-    def __init__(
-        self,
-        tree: Any,
-        is_leaf: Callable[[Any], bool] | None = None,
-        stop: Sequence[Any] = (),
-    ):
+    def __init__(self, tree: Any, is_leaf: Callable[[Any], bool] | None = None):
         self.all: list[Any] = []
         self.places: dict[int, list[int]] = {}
-        stop_ids = set(map(id, stop))
 
         def visit(node):
             self.places.setdefault(id(node), []).append(len(self.all))
             self.all.append(node)
-            return id(node) in stop_ids if is_leaf is None else is_leaf(node)
+            return is_leaf is not None and is_leaf(node)
 
         jtu.tree_flatten(tree, visit)
 
@@ -102,7 +96,7 @@ class Nodes:
 
     @functools.cached_property
     def key_paths(self) -> list[tuple[Any, ...]]:
-        """The key path of each node, if neither `is_leaf` nor `stop` was given."""
+        """The key path of each node, if no `is_leaf` was given."""
         return node_paths(self.all[0])
 
     @functools.cached_property
