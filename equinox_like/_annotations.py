@@ -24,24 +24,23 @@ if sys.version_info >= (3, 14):
         """The own annotations of a class or function."""
         return annotationlib.get_annotations(x, format=Format.FORWARDREF)
 
-    def annotate(
-        function: Any, make: Callable[[Callable[[Any], Any]], dict[str, Any]]
-    ) -> None:
-        """Sets a function's annotations to `make(annotations_of)`, when they are read."""
+else:
+    annotations_of = inspect.get_annotations
+    _OPTIONS: Any = {}
+
+
+def annotate(
+    function: Any, make: Callable[[Callable[[Any], Any]], dict[str, Any]]
+) -> None:
+    """Sets a function's annotations to `make(annotations_of)`, if possible only when they
+    are read."""
+    if sys.version_info >= (3, 14):
 
         def made(format: Any, /) -> dict[str, Any]:
             return make(lambda x: annotationlib.get_annotations(x, format=format))
 
         function.__annotate__ = made
-
-else:
-    annotations_of = inspect.get_annotations
-    _OPTIONS: Any = {}
-
-    def annotate(
-        function: Any, make: Callable[[Callable[[Any], Any]], dict[str, Any]]
-    ) -> None:
-        """Sets a function's annotations to `make(annotations_of)`."""
+    else:
         function.__annotations__ = make(annotations_of)
 
 

@@ -286,6 +286,8 @@ def _initialise(made: Any, cls: Any, spec: ModuleSpec, args: Any, kwargs: Any) -
             cls.__init__(made, *args, **kwargs)
         else:  # faster
             cls.__init__(made, *args)
+        if spec.abstract_variables:
+            raise_abstract_variables(cls, spec.abstract_variables, "attributes")
         try:
             values = spec.read_all(made)
         except AttributeError:
@@ -293,9 +295,7 @@ def _initialise(made: Any, cls: Any, spec: ModuleSpec, args: Any, kwargs: Any) -
             raise
     finally:
         _unset(made, ASSIGNABLE)
-    if spec.converters or spec.abstract_variables:
-        return _convert(made, spec)
-    return values
+    return _convert(made, spec) if spec.converters else values
 
 
 def filled(cls: type, fields: dict[str, Any]) -> Any:
@@ -345,9 +345,6 @@ def _is_finished(self: Any, spec: ModuleSpec) -> bool:
 
 
 def _convert(self: Any, spec: ModuleSpec) -> Any:
-    """Raises if abstract variables have no value, and applies the converters."""
-    if spec.abstract_variables:
-        raise_abstract_variables(type(self), spec.abstract_variables, "attributes")
     for name, convert in spec.converters:
         try:
             _set(self, name, convert(getattr(self, name)))
@@ -366,8 +363,6 @@ def _own_fields(self: Any, spec: ModuleSpec) -> Any:
 
 
 def _require_all_fields(self: Any, spec: ModuleSpec) -> None:
-    if spec.abstract_variables:
-        raise_abstract_variables(type(self), spec.abstract_variables, "attributes")
     for field in spec.fields:
         if not hasattr(self, field.name):
             fix = "or give the field a default"

@@ -132,7 +132,8 @@ def check_callables(self: Any, fields: Fields) -> None:
         if type(value) in harmless_types or not may_hold_callable(value):
             continue
         check_no_cycle(f"self.{name}", value, harmless_types)
-        for _ in _that_hide_arrays(value, self):
+        leaves = leaves_of(value, is_leaf=_is_module)
+        if any(_hides_arrays(leaf, self) for leaf in leaves):
             warn(
                 f"A JAX-transformed callable is being set as field '{name}' of "
                 f"{type_name(self)}. JAX does not look inside `jax.vmap(layer)`, "
@@ -143,14 +144,12 @@ def check_callables(self: Any, fields: Fields) -> None:
             )
 
 
-def _that_hide_arrays(value: Any, self: Any) -> Iterator[Any]:
-    """The JAX-transformed callables in `value` with arrays that are not of `self`."""
-    for leaf in leaves_of(value, is_leaf=_is_module):
-        if isinstance(leaf, _TRANSFORMED) and any(
-            not _is_of(wrapped, self) and any(map(is_array_like, leaves_of(wrapped)))
-            for wrapped in _wrapped_by(leaf)
-        ):
-            yield leaf
+def _hides_arrays(leaf: Any, self: Any) -> bool:
+    """Whether it is a JAX-transformed callable with arrays that are not of `self`."""
+    return isinstance(leaf, _TRANSFORMED) and any(
+        not _is_of(wrapped, self) and any(map(is_array_like, leaves_of(wrapped)))
+        for wrapped in _wrapped_by(leaf)
+    )
 
 
 def check_values(self: Any, fields: Fields) -> None:

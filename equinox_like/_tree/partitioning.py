@@ -14,6 +14,7 @@ still differ in what their `==` leaves out.
 
 import dataclasses
 import enum
+from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
@@ -488,21 +489,16 @@ def merge(groups: Mapping[Hashable, Sequence[Any]], skeleton: Skeleton) -> Any:
             "`merge` takes the groups first, and then the `Skeleton` that `split` "
             f"returned; got {describe_node(skeleton)} as `skeleton`."
         )
-    parts = {name: iter(leaves) for name, leaves in groups.items()}
-    parts[STATIC] = iter(skeleton.statics)
-    try:
-        leaves = [next(parts[name]) for name in skeleton.labels]
-    except (KeyError, StopIteration, RuntimeError):
-        leaves = None
-    if leaves is None or any(True for part in parts.values() for _ in part):
-        wanted = {name: skeleton.labels.count(name) for name in skeleton.labels}
-        wanted.pop(STATIC, None)
-        given = {name: len(leaves) for name, leaves in groups.items()}
+    wanted = Counter(name for name in skeleton.labels if name is not STATIC)
+    given = {name: len(leaves) for name, leaves in groups.items() if len(leaves)}
+    if given != wanted:
         raise ValueError(
             f"`merge` was given groups of sizes {given}, but the skeleton has groups "
-            f"of sizes {wanted}."
+            f"of sizes {dict(wanted)}."
         )
-    return skeleton.treedef.unflatten(leaves)
+    parts = {name: iter(leaves) for name, leaves in groups.items()}
+    parts[STATIC] = iter(skeleton.statics)
+    return skeleton.treedef.unflatten([next(parts[x]) for x in skeleton.labels])
 
 
 def make_skeleton(

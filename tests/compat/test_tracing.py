@@ -1,6 +1,5 @@
 """What JAX is tracing, and what a trace depends on."""
 
-import contextlib
 import importlib
 import threading
 
@@ -118,12 +117,3 @@ def test_scope_is_that_of_jax():
             return jnp.sin(x)
 
     assert "name/sin" in jax.jit(scoped).lower(1.0).as_text(debug_info=True)
-
-
-def test_scope_is_made_by_jax_if_its_class_takes_something_else(monkeypatch):
-    @contextlib.contextmanager
-    def named_scope(name):
-        yield
-
-    monkeypatch.setattr(jax, "named_scope", named_scope)
-    assert trace_state.scope_type("name") is named_scope
