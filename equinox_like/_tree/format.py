@@ -74,16 +74,8 @@ def tree_pformat(
     )
 
 
-def tree_pprint(
-    pytree: Any,
-    *,
-    width: int = 80,
-    indent: int = 2,
-    short_arrays: bool = True,
-    struct_as_array: bool = False,
-    truncate_leaf: Callable[[Any], bool] | None = None,
-) -> None:
-    """Prints the text of [`equinox_like.tree_pformat`][], with the same arguments.
+def tree_pprint(pytree: Any, **options: Any) -> None:
+    """Prints the text of [`equinox_like.tree_pformat`][], which takes these options.
 
     !!! example
 
@@ -95,15 +87,7 @@ def tree_pprint(
         # Linear(weight=f32[2,3], bias=f32[2], in_features=3, out_features=2)
         ```
     """
-    text = tree_pformat(
-        pytree,
-        width=width,
-        indent=indent,
-        short_arrays=short_arrays,
-        struct_as_array=struct_as_array,
-        truncate_leaf=truncate_leaf,
-    )
-    print(text)
+    print(tree_pformat(pytree, **options))
 
 
 @dataclasses.dataclass(frozen=True)
