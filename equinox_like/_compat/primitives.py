@@ -20,8 +20,6 @@ from jax.interpreters import ad, batching, mlir
 from . import find
 
 Primitive: Any = find("Primitive", "jax._src.core", "jax.extend.core")
-if Primitive is None:
-    raise ImportError("This version of JAX has no `Primitive` where it was.")
 
 # For each of our primitives, a function of JAX's primitives alone: see `finalise.py`.
 finalisations: dict[Any, Callable[..., Any]] = {}

@@ -116,9 +116,7 @@ class Transformed(Function, Generic[_P, _T]):
         return filled, (type(self), self.__getstate__())
 
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        raise TypeError(
-            "`Transformed` is a base class: transformations return its subclasses."
-        )
+        raise NotImplementedError
 
     # `self` is any callable: `ty` does not take `Jitted[(self, x), _T]` as an instance of
     # `Transformed[Concatenate[Any, _Q], _T]`, since ParamSpecs are invariant. The first
