@@ -171,8 +171,7 @@ def tree_check(pytree: Any) -> None:
     **Raises:**
 
     `ValueError` for the first such array or node, naming its type and both paths. Two
-    JAX arrays that share a buffer without being one object are not detected; two NumPy
-    arrays that are the same view of the same memory are.
+    arrays that share memory without being one object are not detected.
 
     !!! example
 
@@ -190,22 +189,13 @@ def tree_check(pytree: Any) -> None:
         ```
     """
     check_no_cycle("pytree", pytree)
-    seen: dict[Any, tuple[Any, ...]] = {}
+    seen: dict[int, tuple[Any, ...]] = {}
     for path, node in nodes_with_paths(pytree):
-        is_array = isinstance(node, jax.Array | np.ndarray)
-        if is_array or jtu.tree_structure(node).num_nodes > 1:
-            key = _memory(node) if is_array else id(node)
-            if key in seen:
-                raise ValueError(_at_two_places(node, seen[key], path))
-            seen[key] = path
-
-
-def _memory(array: Any) -> Any:
-    """A key that is equal for two arrays if they are the same."""
-    if isinstance(array, np.ndarray) and array.size:
-        where, _ = array.__array_interface__["data"]
-        return where, array.shape, array.strides, array.dtype.str
-    return id(array)
+        has_children = jtu.tree_structure(node).num_nodes > 1
+        if has_children or isinstance(node, jax.Array | np.ndarray):
+            if id(node) in seen:
+                raise ValueError(_at_two_places(node, seen[id(node)], path))
+            seen[id(node)] = path
 
 
 def _at_two_places(node: Any, first: tuple[Any, ...], second: tuple[Any, ...]) -> str:
