@@ -14,13 +14,13 @@ import inspect
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import jax.tree_util as jtu
 
 from .._annotations import ARE_LAZY
 from .._tree.cached import MISSING, Attribute, Cached, build_now, raw_dict, set_raw_dict
-from .._tree.registry import cached_types, register_cached
+from .._tree.registry import CachedType, cached_types, register_cached
 from .._tree.strict import strict_key, strict_types
 
 WRAPPER_ATTRIBUTES: Final = (
@@ -75,15 +75,6 @@ class Node(Cached):
     _shown_fields_ = MappingProxyType({})
 
 
-class Functions(NamedTuple):
-    """How the instances of one class are flattened and built."""
-
-    flatten: Callable[[Any], tuple[Sequence[Any], Any]]
-    unflatten: Callable[[Any, Any], Any]
-    lazy_fields: Callable[[Any], Sequence[str]]
-    flatten_with_keys: Callable[[Any], tuple[Sequence[Any], Any]]
-
-
 def register(
     cls: type[Node],
     dynamic: tuple[str, ...],
@@ -94,16 +85,17 @@ def register(
 
     `is_immutable`: whether its instances never change, so that they can be cached.
     """
-    flatten, unflatten, lazy_fields, with_keys = make_functions(cls, dynamic, static)
-    jtu.register_pytree_with_keys(cls, with_keys, unflatten, flatten)
+    cached, with_keys = make_functions(cls, dynamic, static)
+    jtu.register_pytree_with_keys(cls, with_keys, cached.unflatten, cached.flatten)
     if is_immutable:
-        register_cached(cls, flatten, unflatten, lazy_fields)
+        register_cached(cls, cached)
 
 
 def make_functions(
     cls: type[Node], dynamic: tuple[str, ...], static: tuple[str, ...]
-) -> Functions:
-    """For instances whose children are the `dynamic` fields."""
+) -> tuple[CachedType, Callable[[Any], tuple[Sequence[Any], Any]]]:
+    """How instances are flattened whose children are the `dynamic` fields; and that, with
+    keys."""
     get_dynamic, get_static = getter(dynamic), getter(static)
     are_same = _comparer(len(static))
     # By aux data: its `structures`, so that new instances find those of earlier ones.
@@ -150,7 +142,7 @@ def make_functions(
         return names if is_plain else ()
 
     unflatten = _unflattener(len(dynamic))(cls, dynamic)
-    return Functions(flatten, unflatten, lazy_fields, flatten_with_keys)
+    return CachedType(flatten, unflatten, lazy_fields), flatten_with_keys
 
 
 def _make_aux(
@@ -272,14 +264,14 @@ def register_empty(cls: Any) -> None:
     """Makes `cls` a pytree node, with the fields that it has when first flattened."""
 
     @functools.cache
-    def functions() -> Functions:
+    def functions():
         return make_functions(cls, cls._module_spec_.dynamic, cls._module_spec_.static)
 
     jtu.register_pytree_with_keys(
         cls,
-        lambda node: functions().flatten_with_keys(node),
-        lambda aux, children: functions().unflatten(aux, children),
-        lambda node: functions().flatten(node),
+        lambda node: functions()[1](node),
+        lambda aux, children: functions()[0].unflatten(aux, children),
+        lambda node: functions()[0].flatten(node),
     )
 
 
@@ -296,5 +288,5 @@ def restore(cls: Any, old: Any, new: Any) -> None:
         # A base class was incomplete, so this one was not known to inherit `__init__`.
         type.__delattr__(cls, "__init__")
     if new.is_immutable and cls not in cached_types:
-        functions = make_functions(cls, new.dynamic, new.static)
-        register_cached(cls, *functions[:3])
+        cached, _ = make_functions(cls, new.dynamic, new.static)
+        register_cached(cls, cached)

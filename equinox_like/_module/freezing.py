@@ -21,7 +21,7 @@ from .._tree.filters import array_filter, is_array_like, is_inexact_array
 from .._tree.nodes import children_of, describe_node, leaf_paths, listed, plain_path
 from .._tree.partitioning import map_arrays, map_nodes, tree_filter
 from .._tree.paths import matches_above
-from .._tree.registry import register_cached
+from .._tree.registry import CachedType, register_cached
 from .._tree.strict import compared_as_trees
 from .construct import filled
 from .fields import field
@@ -319,4 +319,4 @@ jtu.register_pytree_with_keys(
     Frozen, lambda node: (((_ToContent(), node.value),), None), _unflatten, _flatten
 )
 compared_as_trees.add(Frozen)  # although its `==` is that of an array
-register_cached(Frozen, _flatten, _unflatten, lambda _: ("value",))
+register_cached(Frozen, CachedType(_flatten, _unflatten, lambda _: ("value",)))

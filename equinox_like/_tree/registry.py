@@ -48,11 +48,12 @@ class CachedType(NamedTuple):
     """How JAX's registry flattens and builds a cached node."""
 
     flatten: Callable[[Any], tuple[Sequence[Any], Any]]
-    unflatten: Callable[[Any, Sequence[Any]], Any]
-    # The names of the fields of a node with this aux data, if it may be lazy.
+    unflatten: Callable[[Any, Any], Any]
+    # The names of the fields of a node with this aux data, if it may be lazy: if the class
+    # has an `Attribute` for each.
     lazy_fields: Callable[[Any], Sequence[str]]
     # Whether an instance never changes, so that its parent may cache its content.
-    is_immutable: bool
+    is_immutable: bool = True
 
 
 cached_types: Final[dict[type, CachedType]] = {}
@@ -571,18 +572,8 @@ def _find() -> Any:
 registry: Final[Any] = _find()
 
 
-def register_cached(
-    kind: type,
-    flatten: Callable[[Any], tuple[Sequence[Any], Any]],
-    unflatten: Callable[[Any, Sequence[Any]], Any],
-    lazy_fields: Callable[[Any], Sequence[str]],
-    is_immutable: bool = True,
-) -> None:
-    """Lets instances of `kind`, a node of JAX's registry, cache their flattened form.
-
-    `kind` derives from `Cached`. `flatten` and `unflatten` are its functions for JAX's
-    registry. `lazy_fields(aux)` gives the field names of an instance with this aux
-    data, or nothing if some field has no `Attribute` on the class.
-    """
-    cached_types[kind] = CachedType(flatten, unflatten, lazy_fields, is_immutable)
+def register_cached(kind: type, cached: CachedType) -> None:
+    """Lets instances of `kind`, a node of JAX's registry that derives from `Cached`, cache
+    their flattened form."""
+    cached_types[kind] = cached
     registry.register_cached(kind)

@@ -36,7 +36,7 @@ from ..._tree.arrays import is_weak
 from ..._tree.cached import Attribute, Cached, forget
 from ..._tree.nodes import describe_node, path_str
 from ..._tree.partitioning import map_nodes
-from ..._tree.registry import register_cached
+from ..._tree.registry import CachedType, register_cached
 from ..._tree.require import explain_call, may_be_key
 from ..._typing import NOT_GIVEN
 from .checks import check_function, check_not_layer_class, described, wrong_type
@@ -439,7 +439,9 @@ def _unflatten(markers: tuple[Any, ...], values: Iterable[Any]) -> State:
 
 jtu.register_pytree_with_keys(State, _flatten_with_keys, _unflatten, _flatten)
 # A State is not frozen: once it is old, flattening must raise, not use cached values.
-register_cached(State, _flatten, _unflatten, lambda _: ("_values", "_markers"), False)
+register_cached(
+    State, CachedType(_flatten, _unflatten, lambda _: ("_values", "_markers"), False)
+)
 
 
 class StatefulLayer(Module):
