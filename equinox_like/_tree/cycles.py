@@ -16,7 +16,6 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from .._call_path import nodes_with_paths
 from .cached import raw_dict
 from .nodes import children_of, path_str
 from .registry import FLAT, cached_types
@@ -189,13 +188,17 @@ def tree_check(pytree: Any) -> None:
         ```
     """
     check_no_cycle("pytree", pytree)
-    seen: dict[int, tuple[Any, ...]] = {}
-    for path, node in nodes_with_paths(pytree):
-        has_children = jtu.tree_structure(node).num_nodes > 1
-        if has_children or isinstance(node, jax.Array | np.ndarray):
+    # Holding the nodes keeps Python from reusing their `id`.
+    seen: dict[int, tuple[Any, tuple[Any, ...]]] = {}
+    pending: list[tuple[Any, tuple[Any, ...]]] = [(pytree, ())]
+    while pending:  # no recursion, since trees may be deep
+        node, path = pending.pop()
+        children = [] if jtu.all_leaves([node]) else children_of(node)[0]
+        if children or isinstance(node, jax.Array | np.ndarray):
             if id(node) in seen:
-                raise ValueError(_at_two_places(node, seen[id(node)], path))
-            seen[id(node)] = path
+                raise ValueError(_at_two_places(node, seen[id(node)][1], path))
+            seen[id(node)] = node, path
+        pending += [(child, (*path, *last)) for last, child in reversed(children)]
 
 
 def _at_two_places(node: Any, first: tuple[Any, ...], second: tuple[Any, ...]) -> str:
