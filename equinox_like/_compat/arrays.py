@@ -14,7 +14,7 @@ Serves jax 0.10 to 0.12.
 - jax 0.10 crashes if a deleted array on several devices is passed to a function that it
   has compiled. Later versions raise an error.
 - JAX has no public function to make an array weakly typed: the parameters of a primitive
-  are used. The fallback is the array as it is.
+  are used.
 - `device_put` takes 30 us for each leaf of a checkpoint, and `batched_device_put` of
   jaxlib, which it calls, a seventh of that. (`jnp.asarray` also compiles a program for
   each shape.) The fallback is `device_put`.
@@ -67,10 +67,7 @@ def is_array_deleted(x: Any) -> bool:
 def weakly_typed(x: jax.Array) -> jax.Array:
     """`x` with the same dtype, which is weak."""
     convert = jax.lax.convert_element_type_p
-    try:
-        weak = convert.bind(x, new_dtype=x.dtype, weak_type=True, sharding=None)
-    except TypeError:
-        return x
+    weak = convert.bind(x, new_dtype=x.dtype, weak_type=True, sharding=None)
     if isinstance(weak, Tracer) or weak.sharding == x.sharding:
         return weak
     return jax.device_put(weak, x.sharding)  # it may have lost the memory kind

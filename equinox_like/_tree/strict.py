@@ -178,7 +178,8 @@ _NUMPY_SCALARS: Final = frozenset(np.sctypeDict.values())
 
 
 class StaticLeaf:
-    """Wraps a value, which it is equal to. A node without children in our registry."""
+    """Wraps a static value, and equals what is strictly the same. In our registry it is a
+    node without children, and its own aux data."""
 
     __slots__ = ("_key", "value")
 

@@ -100,16 +100,6 @@ def test_dtype_becomes_weak(dtype):
     assert jax.eval_shape(weakly_typed, x).weak_type
 
 
-def test_with_other_parameters_it_stays_as_it_is(monkeypatch):
-    def bind(x):
-        raise AssertionError
-
-    other = types.SimpleNamespace(bind=bind)
-    monkeypatch.setattr(jax.lax, "convert_element_type_p", other)
-    x = jnp.ones(3)
-    assert weakly_typed(x) is x
-
-
 DTYPES = (
     "bool int32 uint8 int4 float16 bfloat16 float32 float8_e4m3fn complex64".split()
 )

@@ -1,4 +1,4 @@
-"""The compiler option that saves memory is known, and one that is not does no harm."""
+"""The compiler option that saves memory."""
 
 import jax
 
@@ -21,7 +21,5 @@ def test_the_option_saves_memory():
     assert temporaries(options) < temporaries({}) / 2
 
 
-def test_an_option_that_is_not_known_is_left_out(monkeypatch):
-    monkeypatch.setattr(scheduler, "_OPTION", {"xla_no_such_option": "1"})
-    assert scheduler.least_memory("cpu") == {}
+def test_other_platforms_need_no_option():
     assert scheduler.least_memory("gpu") == {}
