@@ -133,7 +133,7 @@ def test_language_model_that_is_stopped_and_resumed_is_that_of_a_whole_run(tmp_p
 
 
 # Where no sum is rounded to bfloat16.
-EXACT = ("--tiny", "--precision", "params=f32,compute=f32,output=f32")
+EXACT = ("--tiny", "--steps", 20, "--precision", "params=f32,compute=f32,output=f32")
 
 
 def start_together(*options, port):
@@ -150,7 +150,7 @@ def test_language_model_on_other_meshes_has_the_losses_of_one_device(tmp_path):
     flag = "--xla_force_host_platform_device_count"
     run(LANGUAGE_MODEL, *EXACT, "--out", out["one"], XLA_FLAGS=f"{flag}=1")
     # Eight devices, of which the second part of the run makes another mesh.
-    parts = {"data=4,model=2": ("--stop-at", 25), "data=2,model=4": ()}
+    parts = {"data=4,model=2": ("--stop-at", 15), "data=2,model=4": ()}
     for mesh, stop in parts.items():
         options = ("--out", out["eight"], "--mesh", mesh, *stop)
         run(LANGUAGE_MODEL, *EXACT, *options, XLA_FLAGS=f"{flag}=8")
