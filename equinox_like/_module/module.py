@@ -52,6 +52,8 @@ from .instance import (
 from .values import ARRAYS, JITTED, check_hashable, identity_key, warn_of_unannotated
 
 _new = object.__new__
+_SCREEN = 40  # lines
+_SHORTER = "\n# In fewer lines: equinox_like.nn.summary(model)"
 
 
 class MethodDescriptor:
@@ -342,7 +344,9 @@ class Module(Immutable, Hashable, metaclass=ModuleMeta):
         return hash(identity_key(self)[0])
 
     def __repr__(self) -> str:
-        return tree_pformat(self)
+        text = tree_pformat(self)
+        is_long = text.count("\n") > _SCREEN
+        return text + _SHORTER if is_long else text
 
     def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
         return render(self, path, subtree_renderer)

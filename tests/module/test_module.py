@@ -813,6 +813,13 @@ class TestComparison:
         shown = repr(Affine(jnp.ones((2, 3)), name="other"))
         assert shown == "Affine(weight=f32[2,3], name='other')"
 
+    def test_repr_of_a_long_model_names_the_summary(self):
+        note = "\n# In fewer lines: equinox_like.nn.summary(model)"
+        short, long = (eqx.nn.MLP(2, 2, 2, n, key=jax.random.key(0)) for n in (2, 16))
+        assert repr(short) == eqx.tree_pformat(short)
+        assert repr(long) == str(long) == eqx.tree_pformat(long) + note
+        assert str(eqx.nn.summary(long)).count("\n") < repr(long).count("\n")
+
     def test_repr_during_construction_shows_what_is_missing(self):
         shown = []
         Partway(shown)
