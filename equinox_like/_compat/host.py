@@ -1,4 +1,4 @@
-"""Python that a compiled program calls for its effect.
+"""Python that a compiled program calls: for its effect, or to compute values.
 
 Serves jax 0.10 to 0.12.
 
@@ -10,10 +10,14 @@ Serves jax 0.10 to 0.12.
   warn, and Python is not called.
 - One callback serves all checks of a program, which are in JAX's list of what the program
   keeps alive. If there is no such list, one for all programs is used.
+- `jax.pure_callback` first puts each argument on a device, in Python, which takes some
+  100 us. `emit_python_callback` passes arrays of NumPy. `compute_on_host` uses it for
+  programs on one device of the CPU where no mesh is in use; others, and versions of JAX
+  without it, use `jax.pure_callback`.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -22,7 +26,7 @@ from jax.interpreters import mlir
 
 from .._errors import warn
 from .errors import is_callback_error
-from .primitives import Primitive, finalisations
+from .primitives import Primitive, as_aval, finalisations, new_primitive
 
 
 def call_host(
@@ -181,3 +185,60 @@ def _lower(context: Any, *args: Any, **params: Any) -> Any:
 
 mlir.register_lowering(number_p, _lower_number, cacheable=False)
 mlir.register_lowering(_host_p, _lower, cacheable=False)
+
+
+def compute_on_host(
+    function: Callable[..., Sequence[Any]],
+    structs: Sequence[jax.ShapeDtypeStruct],
+    *args: Any,
+) -> Sequence[Any]:
+    """`function(*args)` of arrays, called when the program runs.
+
+    Use it only in the lowering of a primitive: it has no rules of its own. Its results,
+    and arrays among its arguments, are not typed PRNG keys.
+    """
+    return _on_host_p.bind(*args, function=function, structs=tuple(structs))
+
+
+_on_host_p = new_primitive("compute_on_host")
+
+
+@_on_host_p.def_abstract_eval
+def _(*_: Any, structs: Any, function: Any) -> Any:
+    return list(map(as_aval, structs))
+
+
+def lower_values(
+    context: Any, *args: Any, function: Any, structs: Any, emit: Any
+) -> Any:
+    if emit is None or not _is_on_one_cpu(context.module_context):
+        by_jax = functools.partial(jax.pure_callback, function, structs)
+        return mlir.lower_fun(by_jax, multiple_results=True)(context, *args)
+    (device, *_) = jax.local_devices(backend="cpu")
+
+    def call(*args: Any) -> tuple[Any, ...]:
+        with jax.default_device(device):  # it may be a GPU
+            return tuple(map(np.asarray, function(*args)))
+
+    out, _, _ = emit(
+        context,
+        call,
+        None,
+        list(args),
+        context.avals_in,
+        context.avals_out,
+        has_side_effect=False,
+        returns_token=False,
+    )
+    return out
+
+
+def _is_on_one_cpu(module_context: Any) -> bool:
+    number = getattr(module_context.axis_context, "num_devices", None)
+    no_mesh = jax.sharding.get_abstract_mesh().empty
+    return tuple(module_context.platforms) == ("cpu",) and number == 1 and no_mesh
+
+
+mlir.register_lowering(
+    _on_host_p, lambda *args, **params: lower_values(*args, **params, emit=_emit)
+)

@@ -19,6 +19,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .._compat.axes import types_varying_over, varying_alike, varying_axes
+from .._compat.host import compute_on_host
 from .._compat.primitives import (
     Zero,
     as_aval,
@@ -375,7 +376,7 @@ def _lowered(*data: Any, call: Any) -> Sequence[Any]:
         out = _compiled(call.found(data))(*data)
         return [*map(without_key, out)]
 
-    out = jax.pure_callback(on_host, given, *map(without_key, data))
+    out = compute_on_host(on_host, given, *map(without_key, data))
     return list(map(with_key, out, structs))
 
 
