@@ -191,15 +191,12 @@ class CustomJVP(WithRules[_P, _T], Generic[_P, _T]):
         # the two would form a reference cycle.
         flat_with_rule = jax.custom_jvp(flat)
         flat_with_rule.defjvp(in_context_of_now(flat_rule), symbolic_zeros=True)
-        message = _KEYWORD_TANGENT.format(name=name)
+        message = (
+            f"`filter_custom_jvp` of `{name}` received a keyword tangent: arguments passed "
+            "by keyword, and the arrays of the function itself, cannot be differentiated. "
+            "Pass them by position."
+        )
         return flat_with_rule(data, hold(held, lambda _: ValueError(message)))
-
-
-_KEYWORD_TANGENT = (
-    "`filter_custom_jvp` of `{name}` received a keyword tangent: arguments passed by "
-    "keyword, and the arrays of the function itself, cannot be differentiated. Pass them "
-    "by position."
-)
 
 
 def _output_tangent(out: Any, tangent_out: Any, rule: str) -> Any:
@@ -460,14 +457,23 @@ class CustomVJP(WithRules[_P, _T], Generic[_P, _T]):
             symbolic_zeros=not self._optimize_remat,
             optimize_remat=self._optimize_remat,
         )
-        message = _UNEXPECTED_TANGENT.format(name=name)
+        message = (
+            f"`*args` and `**kwargs` of `{name}`, a `filter_custom_vjp`, cannot be "
+            "autodifferentiated, nor can the arrays of the function itself: only its "
+            "first argument can, which may be a tuple. Use `jax.lax.stop_gradient` on "
+            "the others."
+        )
         held = hold(held, lambda _: RuntimeError(message))
         try:
             return unpack(call_with_rules(flat_with_rules, data, held))
         except TypeError as e:
             if not is_forward_mode(e):
                 raise
-            raise TypeError(_NO_FORWARD_MODE.format(name=name)) from e
+            raise TypeError(
+                f"`{name}` has rules for reverse mode only, by `filter_custom_vjp`: it has "
+                "no forward mode (forward-mode autodiff is `jax.jvp`, `jax.jacfwd`, "
+                "`jax.hessian`). Use `filter_custom_jvp`, whose rule serves both modes."
+            ) from e
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -527,18 +533,6 @@ class _ReverseCall:
 
     def _like_argument(self, flags: Any) -> Any:
         return self.first.fill(flags, lambda _: False)
-
-
-_UNEXPECTED_TANGENT = (
-    "`*args` and `**kwargs` of `{name}`, a `filter_custom_vjp`, cannot be "
-    "autodifferentiated, nor can the arrays of the function itself: only its first "
-    "argument can, which may be a tuple. Use `jax.lax.stop_gradient` on the others."
-)
-_NO_FORWARD_MODE = (
-    "`{name}` has rules for reverse mode only, by `filter_custom_vjp`: it has "
-    "no forward mode (forward-mode autodiff is `jax.jvp`, `jax.jacfwd`, "
-    "`jax.hessian`). Use `filter_custom_jvp`, whose rule serves both modes."
-)
 
 
 def _cotangent(cotangent: Any, materialise: bool) -> Any:
