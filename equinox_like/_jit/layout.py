@@ -156,10 +156,7 @@ class CallLayout:
 
     def find(self, leaves: Leaves) -> Any:
         """The compiled function for the static leaves among these, if there is one."""
-        try:
-            return self._known.get(self.static_key(leaves))
-        except TypeError:
-            return None  # a static leaf is unhashable, which `skeleton` reports
+        return self._known.get(self.static_key(leaves))
 
     def remember(self, leaves: Leaves, specialization: Any) -> None:
         """Caches the compiled function for the static leaves among `leaves`."""
