@@ -156,7 +156,10 @@ class CallLayout:
 
     def find(self, leaves: Leaves) -> Any:
         """The compiled function for the static leaves among these, if there is one."""
-        return self._known.get(self.static_key(leaves))
+        try:
+            return self._known.get(self.static_key(leaves))
+        except TypeError:
+            return None  # a static leaf is unhashable, which `skeleton` reports
 
     def remember(self, leaves: Leaves, specialization: Any) -> None:
         """Caches the compiled function for the static leaves among `leaves`."""
