@@ -13,7 +13,7 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -671,7 +671,6 @@ class CustomVmap(WithRules[_P, _T], Generic[_P, _T]):
         )
         data, _ = take_apart(placed)
         where = f"The rule of `filter_custom_vmap` of `{name_of(fun)}`"
-        expected = _Expected(where, out_template, structs)
 
         def plain(consts, data):
             return eval_jaxpr(jaxpr.jaxpr, consts, *data)
@@ -684,7 +683,8 @@ class CustomVmap(WithRules[_P, _T], Generic[_P, _T]):
                 return mapped(consts, data), [True] * len(structs)
             flags, _ = template.fill(data_batched, lambda _: False)
             args, _ = template.fill(as_arrays(data))
-            return expected.check(axis_size, rule(axis_size, flags, *args, **named))
+            returned = rule(axis_size, flags, *args, **named)
+            return _checked_output(where, out_template, structs, axis_size, returned)
 
         # JAX's `custom_vmap` has no reverse mode; the custom jvp adds it.
         batching = custom_vmap(plain)
@@ -694,53 +694,44 @@ class CustomVmap(WithRules[_P, _T], Generic[_P, _T]):
         return out_template.fill(flat(jaxpr.consts, data))
 
 
-class _Expected(NamedTuple):
-    """What a rule must return: the function's output, batched or not."""
+def _checked_output(
+    where: str,
+    template: Template,
+    structs: Sequence[jax.ShapeDtypeStruct],
+    axis_size: int,
+    returned: Any,
+) -> tuple[list[Any], list[bool]]:
+    """The arrays that a rule returned, and whether each is batched.
 
-    where: str
-    template: Template
-    structs: Sequence[jax.ShapeDtypeStruct]
+    Without a batch axis, they are like `structs`, which the function returned with the
+    static leaves in `template`.
 
-    def check(self, axis_size: int, returned: Any) -> tuple[list[Any], list[bool]]:
-        """The arrays that a rule returned, and whether each is batched.
+    **Raises:**
 
-        **Raises:**
-
-        `ValueError` if the rule's output does not match the function's output;
-        `TypeError` if it is not a pair.
-        """
-        out, out_batched = pair_of(returned, self.where, "(out, out_batched)")
-        data, template = take_apart_like(out, self.template)
-        if template != self.template:
-            expected = self.template.fill(self.structs)
-            found = tree_differences("out", expected, out, is_array_or_struct)
-            raise ValueError(_other_output(self.where, next(found, None)))
-        data = as_arrays(data)
-        all_flags = self._spread(out_batched, out)
-        flags = [all_flags[i] for i in template.places]
-        paths = [path for path, _ in jtu.tree_leaves_with_path(out)]
-        for i, x, struct, flag in zip(
-            template.places, data, self.structs, flags, strict=True
-        ):
-            shape = (axis_size, *struct.shape) if flag else struct.shape
-            if (x.shape, x.dtype) != (shape, struct.dtype):
-                says = (
-                    f"batched, with {axis_size} along axis 0" if flag else "not batched"
-                )
-                raise ValueError(
-                    f"{self.where} says that `{path_str(paths[i], 'out')}` is {says}: then "
-                    f"it must be {struct.dtype}{list(shape)}, since the function returns "
-                    f"{struct.dtype}{list(struct.shape)}. It is {x.dtype}{list(x.shape)}."
-                )
-        return data, flags
-
-    def _spread(self, out_batched: Any, out: Any) -> list[bool]:
-        """The flag of `out_batched` for each leaf of `out`."""
-        flags = [*spread(out_batched, out, "out_batched", "out", is_leaf=None)]
-        for number, flag in flags:
-            if not isinstance(flag, bool):
-                raise ValueError(
-                    f"{self.where} must say by `True` or `False` what is batched; "
-                    f"`{leaf_name(out_batched, number, 'out_batched')}` is {flag!r}."
-                )
-        return [flag for _, flag in flags]
+    `ValueError` if the rule's output does not match the function's output; `TypeError` if
+    it is not a pair.
+    """
+    out, out_batched = pair_of(returned, where, "(out, out_batched)")
+    data, own = take_apart_like(out, template)
+    if own != template:
+        found = tree_differences("out", template.fill(structs), out, is_array_or_struct)
+        raise ValueError(_other_output(where, next(found, None)))
+    data = as_arrays(data)
+    all_flags = [*spread(out_batched, out, "out_batched", "out", is_leaf=None)]
+    for number, flag in all_flags:
+        if not isinstance(flag, bool):
+            raise ValueError(
+                f"{where} must say by `True` or `False` what is batched; "
+                f"`{leaf_name(out_batched, number, 'out_batched')}` is {flag!r}."
+            )
+    flags = [all_flags[i][1] for i in own.places]
+    for i, x, struct, flag in zip(own.places, data, structs, flags, strict=True):
+        shape = (axis_size, *struct.shape) if flag else struct.shape
+        if (x.shape, x.dtype) != (shape, struct.dtype):
+            says = f"batched, with {axis_size} along axis 0" if flag else "not batched"
+            raise ValueError(
+                f"{where} says that `{leaf_name(out, i, 'out')}` is {says}: then it must "
+                f"be {struct.dtype}{list(shape)}, since the function returns "
+                f"{struct.dtype}{list(struct.shape)}. It is {x.dtype}{list(x.shape)}."
+            )
+    return data, flags
