@@ -406,7 +406,7 @@ def filter_pmap(
         _out_axes=out_axes,
         _axis_name="<filter_pmap>" if axis_name is None else axis_name,
         _axis_size=checked_size("filter_pmap", axis_size),
-        _platform=used[0].platform,
+        _platform=next((device.platform for device in used), backend),
         _ids=tuple(device.id for device in used),
         _exact=devices is not None,
     )
@@ -418,7 +418,7 @@ class Pmapped(Mapped):
     _transformation_ = "filter_pmap"
 
     # Of the devices, which cannot be pickled themselves.
-    _platform: str = field(static=True)
+    _platform: str | None = field(static=True)
     _ids: tuple[int, ...] = field(static=True)
     # Whether there must be as many rows as devices.
     _exact: bool = field(static=True)
