@@ -24,7 +24,7 @@ from .._core.base import DEPRECATED, by_position, check_not_deprecated, name_of
 from .._core.flat_call import FlatCall, Template
 from .._core.sharding import axes_of, check_fits, require_axis, require_mesh
 from .._core.show_as import show_as
-from .._jit.donation import Donate
+from .._jit.donation import Donate, check_mode
 from .._jit.jit import Jitted
 from .._module.fields import field
 from .._tree.arrays import describe_array
@@ -53,6 +53,7 @@ class JittedMap(Jitted[_P, _T]):
     @classmethod
     def of(cls: Any, fun: Any, kind: Any, donate: Any, **fields: Any) -> Any:
         """The compiled `kind` of map of a function."""
+        check_mode(donate)
         return cls(kind(fun, **fields), donate, {})
 
     @property
