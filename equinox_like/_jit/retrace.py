@@ -291,7 +291,7 @@ class Storm:
             return None
         return (
             f"`{program.name}` is a new function with the code of {number - 1} functions "
-            f"that were compiled before ({code.co_filename}:{code.co_firstlineno}). Define "
+            f"that were compiled before ({code.co_filename}:{code.co_firstlineno}): define "
             f"it once, outside of the loop or function that defines it now. {_OFF}"
         )
 
