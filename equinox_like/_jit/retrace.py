@@ -28,13 +28,6 @@ from .._tree.partitioning import Skeleton
 from .._tree.strict import strictly_same
 from .layout import data_names
 
-SHAPE: Final = "shape"
-DTYPE: Final = "dtype"
-WEAK_TYPE: Final = "weak type"
-SHARDING: Final = "sharding"
-CONFIGURATION: Final = "JAX configuration"
-CONTEXT: Final = "user context"
-
 # How many of the latest traces are searched for the most similar one: for a user who asks,
 # and at each retrace, which must not take long.
 _SEARCHED: Final = 128
@@ -170,18 +163,20 @@ def _of_data(name: str, old: Any, new: Any) -> Iterator[Difference]:
     was, now = (x.str_short() + " with a weak type" * is_weak(x) for x in (old, new))
     fixes = {}
     if old.shape != new.shape:
-        fixes[SHAPE] = (
+        fixes["shape"] = (
             "Each shape is compiled separately: pad to a few sizes, as `bucketed` does."
         )
     if old.dtype != new.dtype:
-        fixes[DTYPE] = "Convert it before the call."
+        fixes["dtype"] = "Convert it before the call."
     if is_weak(old) != is_weak(new):
-        fixes[WEAK_TYPE] = "Give it a dtype, as in `jnp.asarray(x, jnp.float32)`."
+        fixes["weak type"] = "Give it a dtype, as in `jnp.asarray(x, jnp.float32)`."
     if not fixes:
         was, now = f"{was} {_sharding_of(old)}", _sharding_of(new)
-        fixes[SHARDING] = "Shard it like this before the first call, by `filter_shard`."
+        fixes["sharding"] = (
+            "Shard it like this before the first call, by `filter_shard`."
+        )
     for kind, fix in fixes.items():
-        limit = MANY if kind == SHAPE else 0
+        limit = MANY if kind == "shape" else 0
         yield Difference(name, kind, f"an array {was}", now, fix, limit)
 
 
@@ -201,7 +196,7 @@ def _of_context(old: Trace, new: Trace) -> Iterator[Difference]:
     for name in settings:
         yield Difference(
             name,
-            CONFIGURATION,
+            "JAX configuration",
             repr(old.settings[name]),
             repr(new.settings[name]),
             "Set it once, before the first call.",
@@ -214,11 +209,11 @@ def _of_context(old: Trace, new: Trace) -> Iterator[Difference]:
         was, now = (repr(x.get(context, context.default)) for x in (before, after))
         fix = "Each value is compiled separately, once."
         place = f"the context {context.name}"
-        yield Difference(place, CONTEXT, was, now, fix, MANY)
+        yield Difference(place, "user context", was, now, fix, MANY)
     if not settings and not contexts:
         yield Difference(
             "the context",
-            CONTEXT,
+            "user context",
             "that of another mesh, other named axes of a `vmap`, or another context of JAX",
             "a new one",
             "Each is compiled separately: call the function within the same "
@@ -233,11 +228,10 @@ def _user_code(program: Any) -> types.CodeType | None:
     function = inspect.unwrap(function, stop=lambda f: isinstance(f, types.MethodType))
     if type(function) is not types.FunctionType:
         return None
-    is_ours = str(function.__module__).split(".")[0] == _LIBRARY
+    is_ours = str(function.__module__).split(".")[0] == __name__.split(".")[0]
     return None if is_ours else function.__code__
 
 
-_LIBRARY: Final = __name__.split(".")[0]
 # The most places that are counted for one function.
 _COUNTED: Final = 256
 # How many traces of one function cause a warning, whatever differs.
@@ -297,7 +291,7 @@ class Storm:
             return None
         return (
             f"`{program.name}` is a new function with the code of {number - 1} functions "
-            f"that were compiled before ({code.co_filename}:{code.co_firstlineno}). Define "
+            f"that were compiled before ({code.co_filename}:{code.co_firstlineno}): define "
             f"it once, outside of the loop or function that defines it now. {_OFF}"
         )
 

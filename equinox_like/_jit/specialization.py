@@ -317,7 +317,7 @@ def _held(x: Any) -> tuple[dict[str, Any], str]:
             return dict(inspect.getclosurevars(x).nonlocals), _AS_PARTIAL
     if type(x) in _FRAMES:
         frame = getattr(x, _FRAMES[type(x)])
-        return {} if frame is None else frame.f_locals, _AS_LIST
+        return {} if frame is None else dict(frame.f_locals), _AS_LIST
     return _attributes(x), MAKE_A_PYTREE
 
 

@@ -332,7 +332,7 @@ def _chooses(part: Any, path: str, node: Any) -> bool:
 def _by_path(found: Iterable[Found]) -> dict[str, Any]:
     groups: dict[str, list[Any]] = {}
     for x in found:
-        groups.setdefault(x.mark.path, []).append(x.value())
+        groups.setdefault(x.mark.path, []).append(x.rest.fill(x.arrays))
     return {
         path: values[0] if len(values) == 1 else tuple(values)
         for path, values in groups.items()

@@ -73,9 +73,6 @@ class Found(NamedTuple):
     rest: Template
     arrays: list[Any]
 
-    def value(self) -> Any:
-        return self.rest.fill(self.arrays)
-
 
 def marked(value: Any, mark: Mark) -> Any:
     """An equal tree, which `harvest` finds under `mark`."""

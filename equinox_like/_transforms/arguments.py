@@ -75,8 +75,6 @@ class NamedCall(NamedTuple):
             self._names()
         except TypeError as error:
             raise TypeError(f"{self}: {error}.") from None
-        except ValueError:  # it has no signature
-            pass
 
     def data_names(
         self, tree: Any = None, is_data: Callable[[Any], bool] = is_array

@@ -219,29 +219,26 @@ def _bucket(sizes: Any, length: int, function: str) -> int:
 
 def _length(value: Any, name: str, axis: int) -> tuple[str, int]:
     """The path of the first array of an argument, and the length of all along `axis`."""
-    arrays = [
-        (path_str(path, name), x)
-        for path, x in jtu.tree_leaves_with_path(value)
-        if is_array_or_struct(x)
-    ]
-    if not arrays:
-        raise ValueError(f"`{name}` is to be padded, but holds no array.")
-    for path, x in arrays:
+    paths: dict[int, str] = {}  # by length
+    for steps, x in jtu.tree_leaves_with_path(value):
+        if not is_array_or_struct(x):
+            continue
+        path = path_str(steps, name)
         if axis >= x.ndim:
             raise ValueError(
                 f"`{path}` is to be padded along axis {axis}, but has shape {x.shape}."
             )
         if isinstance(x, np.ma.MaskedArray):
             raise ValueError(f"`{path}` is a masked array: pass `{path}.filled()`.")
-    (first, x), *others = arrays
-    length = x.shape[axis]
-    for path, y in others:
-        if y.shape[axis] != length:
-            raise ValueError(
-                f"`{name}` is padded along axis {axis}, so its arrays must have equal "
-                f"lengths there; but `{first}` has length {length}, and `{path}` has "
-                f"{y.shape[axis]}."
-            )
+        paths.setdefault(x.shape[axis], path)
+    if not paths:
+        raise ValueError(f"`{name}` is to be padded, but holds no array.")
+    (length, first), *others = paths.items()
+    for other, path in others:
+        raise ValueError(
+            f"`{name}` is padded along axis {axis}, so its arrays must have equal lengths "
+            f"there; but `{first}` has length {length}, and `{path}` has {other}."
+        )
     return first, length
 
 

@@ -1,6 +1,5 @@
 """`filter_pure_callback` and `filter_io_callback`: calling Python from compiled code."""
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,7 @@ from jax.experimental import io_callback
 
 from .._compat.tracing import at_top_level
 from .._core.base import name_of, require_callable
-from .._core.flat_call import FlatCall, Template, take_apart
+from .._core.flat_call import FlatCall, take_apart
 from .._tree.arrays import is_typed_key, struct_of, with_key, without_key
 from .._tree.deleted import deleted_named
 from .._tree.equal import tree_equal
@@ -169,56 +168,44 @@ def _call_back(transformation, bind, callback, args, kwargs, described) -> Any:
                 f"dtype {x.dtype}, which JAX has under `jax_enable_x64` only."
             )
     where = f"`{transformation}` of `{name_of(callback)}`"
-    on_host = _OnHost(where, call, [x.ndim for x in data], result, structs)
+    ndims = [x.ndim for x in data]
+
+    def on_host(data: list[Any]) -> list[Any]:
+        # How many axes `vmap` has added in front, by this `vmap_method`.
+        added = max((x.ndim - n for x, n in zip(data, ndims, strict=True)), default=0)
+        out = call.run(data)
+        message = f"{where} did not return the structure of `result_shape_dtypes`."
+        pairs = pair_leaves(result.fill(structs), out, message, "result")
+        for path, wanted, leaf in pairs:
+            _check(where, leaf, wanted, path_str(path, "result"), added)
+        return [without_key(pairs[i][2]) for i in result.places]
+
     bound = functools.partial(bind, on_host, [*map(_passed, structs)])
     # Outside `jax.jit`, JAX would keep the callback, and what it refers to, forever.
     run = jax.jit(bound) if at_top_level() else bound
     return result.fill(map(with_key, run(data), structs))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _OnHost:
-    """The callback as JAX calls it: it takes and returns a list of arrays."""
-
-    where: str
-    call: FlatCall
-    ndims: list[int]
-    result: Template
-    structs: list[jax.ShapeDtypeStruct]
-
-    def __call__(self, data: list[Any]) -> list[Any]:
-        # How many axes `vmap` has added in front, by this `vmap_method`.
-        added = max(
-            (x.ndim - n for x, n in zip(data, self.ndims, strict=True)), default=0
+def _check(where: str, leaf: Any, wanted: Any, name: str, added: int) -> None:
+    if is_typed_key(wanted) and is_array(leaf) and not is_typed_key(leaf):
+        wanted = _passed(wanted)
+    found = there = ""
+    if not isinstance(wanted, jax.ShapeDtypeStruct):
+        if not tree_equal(leaf, wanted):
+            found, there = repr(leaf), f"{wanted!r} there."
+    elif not is_array(leaf):
+        found = describe_node(leaf)
+        there = "an array there. Return it as `np.asarray(...)`."
+    elif jax.dtypes.canonicalize_dtype(leaf.dtype, True) != wanted.dtype:
+        found, there = f"an array of dtype {leaf.dtype}", f"{wanted.dtype} there."
+    elif leaf.shape[added:] != wanted.shape:
+        of_each = ", for each element of the batch" if added else ""
+        found = f"an array of shape {leaf.shape}"
+        there = f"{wanted.shape} there{of_each}."
+    if found:
+        raise ValueError(
+            f"{where} returned {found} as `{name}`, but `result_shape_dtypes` has {there}"
         )
-        out = self.call.run(data)
-        message = f"{self.where} did not return the structure of `result_shape_dtypes`."
-        pairs = pair_leaves(self.result.fill(self.structs), out, message, "result")
-        for path, wanted, leaf in pairs:
-            self._check(leaf, wanted, path_str(path, "result"), added)
-        return [without_key(pairs[i][2]) for i in self.result.places]
-
-    def _check(self, leaf: Any, wanted: Any, name: str, added: int) -> None:
-        if is_typed_key(wanted) and is_array(leaf) and not is_typed_key(leaf):
-            wanted = _passed(wanted)
-        found = there = ""
-        if not isinstance(wanted, jax.ShapeDtypeStruct):
-            if not tree_equal(leaf, wanted):
-                found, there = repr(leaf), f"{wanted!r} there."
-        elif not is_array(leaf):
-            found = describe_node(leaf)
-            there = "an array there. Return it as `np.asarray(...)`."
-        elif jax.dtypes.canonicalize_dtype(leaf.dtype, True) != wanted.dtype:
-            found, there = f"an array of dtype {leaf.dtype}", f"{wanted.dtype} there."
-        elif leaf.shape[added:] != wanted.shape:
-            of_each = ", for each element of the batch" if added else ""
-            found = f"an array of shape {leaf.shape}"
-            there = f"{wanted.shape} there{of_each}."
-        if found:
-            raise ValueError(
-                f"{self.where} returned {found} as `{name}`, but `result_shape_dtypes` "
-                f"has {there}"
-            )
 
 
 def _passed(struct: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

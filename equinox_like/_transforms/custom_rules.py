@@ -13,7 +13,7 @@ import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -191,15 +191,12 @@ class CustomJVP(WithRules[_P, _T], Generic[_P, _T]):
         # the two would form a reference cycle.
         flat_with_rule = jax.custom_jvp(flat)
         flat_with_rule.defjvp(in_context_of_now(flat_rule), symbolic_zeros=True)
-        message = _KEYWORD_TANGENT.format(name=name)
+        message = (
+            f"`filter_custom_jvp` of `{name}` received a keyword tangent: arguments passed "
+            "by keyword, and the arrays of the function itself, cannot be differentiated. "
+            "Pass them by position."
+        )
         return flat_with_rule(data, hold(held, lambda _: ValueError(message)))
-
-
-_KEYWORD_TANGENT = (
-    "`filter_custom_jvp` of `{name}` received a keyword tangent: arguments passed by "
-    "keyword, and the arrays of the function itself, cannot be differentiated. Pass them "
-    "by position."
-)
 
 
 def _output_tangent(out: Any, tangent_out: Any, rule: str) -> Any:
@@ -460,14 +457,23 @@ class CustomVJP(WithRules[_P, _T], Generic[_P, _T]):
             symbolic_zeros=not self._optimize_remat,
             optimize_remat=self._optimize_remat,
         )
-        message = _UNEXPECTED_TANGENT.format(name=name)
+        message = (
+            f"`*args` and `**kwargs` of `{name}`, a `filter_custom_vjp`, cannot be "
+            "autodifferentiated, nor can the arrays of the function itself: only its "
+            "first argument can, which may be a tuple. Use `jax.lax.stop_gradient` on "
+            "the others."
+        )
         held = hold(held, lambda _: RuntimeError(message))
         try:
             return unpack(call_with_rules(flat_with_rules, data, held))
         except TypeError as e:
             if not is_forward_mode(e):
                 raise
-            raise TypeError(_NO_FORWARD_MODE.format(name=name)) from e
+            raise TypeError(
+                f"`{name}` has rules for reverse mode only, by `filter_custom_vjp`: it has "
+                "no forward mode (forward-mode autodiff is `jax.jvp`, `jax.jacfwd`, "
+                "`jax.hessian`). Use `filter_custom_jvp`, whose rule serves both modes."
+            ) from e
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -527,18 +533,6 @@ class _ReverseCall:
 
     def _like_argument(self, flags: Any) -> Any:
         return self.first.fill(flags, lambda _: False)
-
-
-_UNEXPECTED_TANGENT = (
-    "`*args` and `**kwargs` of `{name}`, a `filter_custom_vjp`, cannot be "
-    "autodifferentiated, nor can the arrays of the function itself: only its first "
-    "argument can, which may be a tuple. Use `jax.lax.stop_gradient` on the others."
-)
-_NO_FORWARD_MODE = (
-    "`{name}` has rules for reverse mode only, by `filter_custom_vjp`: it has "
-    "no forward mode (forward-mode autodiff is `jax.jvp`, `jax.jacfwd`, "
-    "`jax.hessian`). Use `filter_custom_jvp`, whose rule serves both modes."
-)
 
 
 def _cotangent(cotangent: Any, materialise: bool) -> Any:
@@ -677,7 +671,6 @@ class CustomVmap(WithRules[_P, _T], Generic[_P, _T]):
         )
         data, _ = take_apart(placed)
         where = f"The rule of `filter_custom_vmap` of `{name_of(fun)}`"
-        expected = _Expected(where, out_template, structs)
 
         def plain(consts, data):
             return eval_jaxpr(jaxpr.jaxpr, consts, *data)
@@ -690,7 +683,8 @@ class CustomVmap(WithRules[_P, _T], Generic[_P, _T]):
                 return mapped(consts, data), [True] * len(structs)
             flags, _ = template.fill(data_batched, lambda _: False)
             args, _ = template.fill(as_arrays(data))
-            return expected.check(axis_size, rule(axis_size, flags, *args, **named))
+            returned = rule(axis_size, flags, *args, **named)
+            return _checked_output(where, out_template, structs, axis_size, returned)
 
         # JAX's `custom_vmap` has no reverse mode; the custom jvp adds it.
         batching = custom_vmap(plain)
@@ -700,53 +694,44 @@ class CustomVmap(WithRules[_P, _T], Generic[_P, _T]):
         return out_template.fill(flat(jaxpr.consts, data))
 
 
-class _Expected(NamedTuple):
-    """What a rule must return: the function's output, batched or not."""
+def _checked_output(
+    where: str,
+    template: Template,
+    structs: Sequence[jax.ShapeDtypeStruct],
+    axis_size: int,
+    returned: Any,
+) -> tuple[list[Any], list[bool]]:
+    """The arrays that a rule returned, and whether each is batched.
 
-    where: str
-    template: Template
-    structs: Sequence[jax.ShapeDtypeStruct]
+    Without a batch axis, they are like `structs`, which the function returned with the
+    static leaves in `template`.
 
-    def check(self, axis_size: int, returned: Any) -> tuple[list[Any], list[bool]]:
-        """The arrays that a rule returned, and whether each is batched.
+    **Raises:**
 
-        **Raises:**
-
-        `ValueError` if the rule's output does not match the function's output;
-        `TypeError` if it is not a pair.
-        """
-        out, out_batched = pair_of(returned, self.where, "(out, out_batched)")
-        data, template = take_apart_like(out, self.template)
-        if template != self.template:
-            expected = self.template.fill(self.structs)
-            found = tree_differences("out", expected, out, is_array_or_struct)
-            raise ValueError(_other_output(self.where, next(found, None)))
-        data = as_arrays(data)
-        all_flags = self._spread(out_batched, out)
-        flags = [all_flags[i] for i in template.places]
-        paths = [path for path, _ in jtu.tree_leaves_with_path(out)]
-        for i, x, struct, flag in zip(
-            template.places, data, self.structs, flags, strict=True
-        ):
-            shape = (axis_size, *struct.shape) if flag else struct.shape
-            if (x.shape, x.dtype) != (shape, struct.dtype):
-                says = (
-                    f"batched, with {axis_size} along axis 0" if flag else "not batched"
-                )
-                raise ValueError(
-                    f"{self.where} says that `{path_str(paths[i], 'out')}` is {says}: then "
-                    f"it must be {struct.dtype}{list(shape)}, since the function returns "
-                    f"{struct.dtype}{list(struct.shape)}. It is {x.dtype}{list(x.shape)}."
-                )
-        return data, flags
-
-    def _spread(self, out_batched: Any, out: Any) -> list[bool]:
-        """The flag of `out_batched` for each leaf of `out`."""
-        flags = [*spread(out_batched, out, "out_batched", "out", is_leaf=None)]
-        for number, flag in flags:
-            if not isinstance(flag, bool):
-                raise ValueError(
-                    f"{self.where} must say by `True` or `False` what is batched; "
-                    f"`{leaf_name(out_batched, number, 'out_batched')}` is {flag!r}."
-                )
-        return [flag for _, flag in flags]
+    `ValueError` if the rule's output does not match the function's output; `TypeError` if
+    it is not a pair.
+    """
+    out, out_batched = pair_of(returned, where, "(out, out_batched)")
+    data, own = take_apart_like(out, template)
+    if own != template:
+        found = tree_differences("out", template.fill(structs), out, is_array_or_struct)
+        raise ValueError(_other_output(where, next(found, None)))
+    data = as_arrays(data)
+    all_flags = [*spread(out_batched, out, "out_batched", "out", is_leaf=None)]
+    for number, flag in all_flags:
+        if not isinstance(flag, bool):
+            raise ValueError(
+                f"{where} must say by `True` or `False` what is batched; "
+                f"`{leaf_name(out_batched, number, 'out_batched')}` is {flag!r}."
+            )
+    flags = [all_flags[i][1] for i in own.places]
+    for i, x, struct, flag in zip(own.places, data, structs, flags, strict=True):
+        shape = (axis_size, *struct.shape) if flag else struct.shape
+        if (x.shape, x.dtype) != (shape, struct.dtype):
+            says = f"batched, with {axis_size} along axis 0" if flag else "not batched"
+            raise ValueError(
+                f"{where} says that `{leaf_name(out, i, 'out')}` is {says}: then it must "
+                f"be {struct.dtype}{list(shape)}, since the function returns "
+                f"{struct.dtype}{list(struct.shape)}. It is {x.dtype}{list(x.shape)}."
+            )
+    return data, flags

@@ -236,12 +236,16 @@ def of_first_argument(call: NamedCall, wrt: Any = None) -> tuple[list[Any], Flat
         _check_no_refs(fun, treedef, leaves, chosen)
     # A Jacobian for an empty tuple has no columns, but an empty Module is a mistake.
     is_gradient = transformation.endswith("grad")
-    if not any(can_be) and (leaves or is_gradient or isinstance(x, Module)):
-        raise _nothing_to_differentiate(fun, _why_nothing(x, leaves))
     chosen = [a and b for a, b in zip(can_be, chosen, strict=True)]
-    if wrt is not None and leaves and not any(chosen):
+    why = ""
+    if not any(can_be) and (leaves or is_gradient or isinstance(x, Module)):
+        why = _why_nothing(x, leaves)
+    elif wrt is not None and leaves and not any(chosen):
         why = f"`wrt={wrt!r}` chooses none of its floating-point and complex arrays."
-        raise _nothing_to_differentiate(fun, why)
+    if why:
+        raise TypeError(
+            f"The first argument of `{name_of(fun)}` has nothing to differentiate: {why}"
+        )
     return FlatCall.of(lambda x: fun(x, *others, **kwargs), (x,), {}, chosen)
 
 
@@ -256,12 +260,6 @@ def _check_no_refs(
                 f"`{leaf_names(treedef, 'x')[i]}`, which cannot be differentiated. Pass "
                 "it as another argument, or read it first: `ref[...]`."
             )
-
-
-def _nothing_to_differentiate(fun: Any, why: str) -> TypeError:
-    return TypeError(
-        f"The first argument of `{name_of(fun)}` has nothing to differentiate: {why}"
-    )
 
 
 def _why_nothing(x: Any, leaves: list[Any]) -> str:

@@ -134,7 +134,11 @@ class Invertible(WithOptions[..., _X], Generic[_B, _X]):
         fun = self.__wrapped__
         arrays, template = take_apart(fun)
         if arrays:
-            message = _OF_THE_FUNCTION.format(name=name_of(fun))
+            message = (
+                f"The arrays of `{name_of(fun)}` itself, which `filter_invertible` wraps, "
+                "cannot be autodifferentiated. Pass them within each block, or use "
+                "`jax.lax.stop_gradient`."
+            )
             fun = template.fill(hold(arrays, lambda _: RuntimeError(message)))
         if self._check:
             x = _verified(fun, self._inverse, blocks, x)
@@ -148,12 +152,6 @@ class Invertible(WithOptions[..., _X], Generic[_B, _X]):
                 "(`jax.jvp`, `jax.jacfwd`, `jax.hessian`). Apply the blocks in a loop; "
                 "for `nn.ReversibleSequential`, pass `memory_efficient=False`."
             ) from None
-
-
-_OF_THE_FUNCTION = (
-    "The arrays of `{name}` itself, which `filter_invertible` wraps, cannot be "
-    "autodifferentiated. Pass them within each block, or use `jax.lax.stop_gradient`."
-)
 
 
 def _run(fun: Any, inverse: Any, blocks: Any, x: Any) -> Any:

@@ -24,7 +24,7 @@ from .._core.base import DEPRECATED, by_position, check_not_deprecated, name_of
 from .._core.flat_call import FlatCall, Template
 from .._core.sharding import axes_of, check_fits, require_axis, require_mesh
 from .._core.show_as import show_as
-from .._jit.donation import Donate
+from .._jit.donation import Donate, check_mode
 from .._jit.jit import Jitted
 from .._module.fields import field
 from .._tree.arrays import describe_array
@@ -53,6 +53,7 @@ class JittedMap(Jitted[_P, _T]):
     @classmethod
     def of(cls: Any, fun: Any, kind: Any, donate: Any, **fields: Any) -> Any:
         """The compiled `kind` of map of a function."""
+        check_mode(donate)
         return cls(kind(fun, **fields), donate, {})
 
     @property
@@ -406,7 +407,7 @@ def filter_pmap(
         _out_axes=out_axes,
         _axis_name="<filter_pmap>" if axis_name is None else axis_name,
         _axis_size=checked_size("filter_pmap", axis_size),
-        _platform=used[0].platform,
+        _platform=next((device.platform for device in used), backend),
         _ids=tuple(device.id for device in used),
         _exact=devices is not None,
     )
@@ -418,7 +419,7 @@ class Pmapped(Mapped):
     _transformation_ = "filter_pmap"
 
     # Of the devices, which cannot be pickled themselves.
-    _platform: str = field(static=True)
+    _platform: str | None = field(static=True)
     _ids: tuple[int, ...] = field(static=True)
     # Whether there must be as many rows as devices.
     _exact: bool = field(static=True)

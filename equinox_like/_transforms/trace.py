@@ -307,12 +307,13 @@ def filter_closure_convert(
     require_callable(fn, "filter_closure_convert")
     if _captures_nothing(fn):
         data, template = take_apart((args, kwargs), is_array_or_struct)
-        return ClosureConverted([], fn, None, map(jax_struct_of, data), template, None)
+        structs = tuple(map(jax_struct_of, data))
+        return ClosureConverted([], name_of(fn), fn, None, structs, template, None)
     jaxpr, out_structs, template, out_template = trace(fn, args, kwargs)
-    structs = map(struct_of, jaxpr.in_avals)
+    structs = tuple(map(struct_of, jaxpr.in_avals))
     out = out_structs, out_template
-    program = without_constants(jaxpr)
-    return ClosureConverted(list(jaxpr.consts), fn, program, structs, template, out)
+    consts, program = list(jaxpr.consts), without_constants(jaxpr)
+    return ClosureConverted(consts, name_of(fn), None, program, structs, template, out)
 
 
 def _captures_nothing(fn: Any) -> bool:
@@ -336,15 +337,6 @@ class ClosureConverted(Function, Generic[_P, _T]):
     _structs: tuple[jax.ShapeDtypeStruct, ...] = field(static=True)
     _template: Template = field(static=True)
     _out: Any = field(static=True)
-
-    def __init__(self, consts, fn, jaxpr, structs, template, out):
-        self.consts = consts
-        self._name = name_of(fn)
-        self._fun = fn if jaxpr is None else None
-        self._jaxpr = jaxpr
-        self._structs = tuple(structs)
-        self._template = template
-        self._out = out
 
     @frames_hidden
     def __call__(self, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:

@@ -73,7 +73,9 @@ def test_array_that_was_lowered_is_not_replaced_by_a_struct():
 def test_exported_program_takes_arrays_only_and_says_so():
     exported = eqx.filter_export(fun)(pair())
     assert exported(Pair(jnp.ones(2), jnp.ones(3)))[1].tolist() == [1, 1, 1]
-    with pytest.raises(TypeError, match=r"`pair\.shape` was an array, and is now the static value Shape"):
+    with pytest.raises(
+        TypeError, match=r"`pair\.shape` was an array, and is now the static"
+    ):
         exported(pair())
 
 
@@ -85,8 +87,7 @@ def test_converted_function_takes_what_it_was_converted_for():
         converted(Pair(jnp.ones(2), OTHER))
     captured = jnp.ones(())
     converted = eqx.filter_closure_convert(lambda p: p.weight * captured, pair())
-    with pytest.raises(ValueError, match=r"`args\[0\]\.shape` of .* pass an array"):
-        converted(pair())
+    assert converted(pair()).tolist() == [1, 1]  # it does not use the struct
     assert converted(Pair(jnp.ones(2), jnp.ones(3))).tolist() == [1, 1]
 
 
