@@ -226,7 +226,9 @@ def test_carry_that_starts_to_vary_over_a_mesh_is_named_with_the_fix():
         specs = {"in_specs": jax.P("d"), "out_specs": jax.P("d")}
         return jax.jit(jax.shard_map(f, mesh=mesh, **specs))
 
-    message = r"`carry\['sum'\]` was .*\{V:d\}.*`jax.lax.pcast\(array, 'x', to='varying'\)"
+    message = (
+        r"`carry\['sum'\]` was .*\{V:d\}.*`jax.lax.pcast\(array, 'x', to='varying'\)"
+    )
     with pytest.raises(TypeError, match=message):
         run(lambda x: total(x, {"i": 0, "sum": jnp.zeros(2)}))(jnp.arange(4.0))
     varying = lambda: jax.lax.pcast(jnp.zeros(2), ("d",), to="varying")  # noqa: E731

@@ -45,7 +45,7 @@ from .._base.precision import (
     floating,
     is_real,
 )
-from .._base.state import State, StatefulLayer, is_stateful, takes_key
+from .._base.state import StatefulLayer, is_stateful, takes_key
 
 _Layer = TypeVar("_Layer", covariant=True)
 _P = ParamSpec("_P")
