@@ -343,8 +343,7 @@ def _with_adapters(
             if name in lora._named():
                 raise ValueError(
                     f"`{taker}` cannot wrap `{inner}`: it is in a LoRA already, with the "
-                    f"name {name!r}. Pass another `name`, or choose other layers, or call "
-                    "`merge_lora` first."
+                    f"name {name!r}. Pass another `name`, or call `merge_lora` first."
                 )
             wanted[path] = wanted.pop(inner)
 
@@ -636,8 +635,7 @@ def _first_matrices(
     if not is_inexact_array(weight):
         raise ValueError(
             f"LoRA takes a layer with a floating or complex array as its `{name}`; this "
-            f"{type(layer).__name__} has none. Wrap its inner layers instead, for example "
-            "by `add_lora`, or pass `weight_name`."
+            f"{type(layer).__name__} has none. Use `add_lora`, or pass `weight_name`."
         )
     if batch_ndim is None:
         batch_ndim = leading_axes(layer, name, weight.ndim, 0)

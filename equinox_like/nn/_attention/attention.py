@@ -195,9 +195,8 @@ class MultiheadAttention(Module):
         per_head = query_size // self.num_heads
         if per_head == 0 < query_size and None in (qk_size, vo_size):
             raise ValueError(
-                "MultiheadAttention takes first `num_heads`, and then a `query_size` "
-                f"that is at least as large; got {self.num_heads} and {query_size}, so "
-                "each head would have size 0. Or pass `qk_size` and `vo_size`."
+                "MultiheadAttention takes first `num_heads`, and then a `query_size` at "
+                f"least as large, or `qk_size`; got {self.num_heads} and {query_size}."
             )
 
         def size(name: str, given: int | None, default: int) -> int:

@@ -533,8 +533,7 @@ def _chosen(
     if name is not None and obstacle is not None:
         raise ValueError(
             f"The implementation {name!r} of attention cannot be used for this call: "
-            f"{obstacle}. Use `implementation=None`, or 'auto', which chooses for each "
-            "call."
+            f"{obstacle}. Use `implementation=None`, or 'auto'."
         )
     return name
 

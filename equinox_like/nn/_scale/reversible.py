@@ -116,9 +116,8 @@ class ReversibleBlock(Module):
         axis, shape = self.split_axis, jnp.shape(x)
         if not -len(shape) <= axis < len(shape) or shape[axis] % 2:
             raise ShapeError(
-                f"ReversibleBlock splits `{name}` in halves along axis {axis}, which must "
-                f"be of even size, but was given shape {shape}. Pad it, choose another "
-                f"`split_axis`, or pass a pair of arrays."
+                f"ReversibleBlock splits `{name}` in halves along axis {axis}, but was "
+                f"given shape {shape}. Pad it, or choose another `split_axis`."
             )
         first, second = jnp.split(x, 2, axis)
         return first, second
@@ -196,8 +195,7 @@ class ReversibleSequential(Module):
             if not callable(getattr(block, "inverse", None)):
                 raise TypeError(
                     f"`{name}` of ReversibleSequential has no method `inverse(y, *, "
-                    f"key)`: it is {describe_node(block)}. Wrap two layers in a "
-                    "ReversibleBlock, or write a Module that has one."
+                    f"key)`: it is {describe_node(block)}. Use a ReversibleBlock."
                 )
 
     @computes("eqx.nn.ReversibleSequential")
@@ -296,7 +294,6 @@ def _content(blocks: Any) -> Any:
 def _check_stateless(what: str, layer: Any) -> None:
     if is_stateful(layer):
         raise TypeError(
-            f"{what} is stateful: it is {describe_node(layer)}. Its input is "
-            "recomputed in the backward pass, which would update the state twice. Use "
-            "a layer without a state, for example LayerNorm for BatchNorm."
+            f"{what} is stateful: it is {describe_node(layer)}. Use a layer without a "
+            "state, for example LayerNorm for BatchNorm."
         )

@@ -310,9 +310,8 @@ def _called(model: Any, tokens: Array, cache: Any) -> tuple[Any, Any]:
     except TypeError as error:
         raise TypeError(
             "`generate` calls `model(tokens, cache)`, which this `model` does not take: "
-            f"{error}. Write `def __call__(self, tokens, cache)`; pass the cache to the "
-            "attention, `x, cache = attention(x, x, x, is_causal=True, cache=cache)`; and "
-            "return `logits, cache`."
+            f"{error}. Write `def __call__(self, tokens, cache)`, and return `logits, "
+            "cache`."
         ) from None
     except ValueError:  # a built-in function may have no signature
         pass
@@ -374,8 +373,7 @@ def _check_cache(tree: Any, prompt_shape: tuple[int, ...], steps: int) -> None:
             raise ValueError(
                 f"`generate` needs room for {needed} tokens: {number} of the prompt "
                 f"and `max_new_tokens - 1`. `{name}` has slots for {slots}, and holds "
-                f"{held}. Make a longer one with `init_cache`, or one with "
-                "`overflow='ring'`."
+                f"{held}. Make a longer one with `init_cache`."
             )
 
 
