@@ -592,10 +592,7 @@ def merge_lora(model: _Tree) -> _Tree:
         ```
     """
 
-    def merged(lora: LoRA) -> Any:
-        return merge_lora(lora.merge().layer)
-
-    return map_nodes(merged, unfrozen(model), _is_lora)
+    return map_nodes(lambda x: merge_lora(x.merge().layer), unfrozen(model), _is_lora)
 
 
 def _is_lora(node: Any) -> bool:

@@ -108,9 +108,9 @@ class ReversibleBlock(Module):
         x1 = y1 - self._residual("f", x2, y1, f_key)
         return self._joined(y, x1, x2)
 
-    def _halves(self, name: str, x: Any) -> tuple[Array, Array]:
+    def _halves(self, name: str, x: Any) -> tuple[Array, ...]:
         if isinstance(x, tuple) and len(x) == 2:
-            return jnp.asarray(x[0]), jnp.asarray(x[1])
+            return tuple(map(jnp.asarray, x))
         if isinstance(x, tuple | list):
             raise wrong_type(self, "an array or a tuple of two", name, x)
         axis, shape = self.split_axis, jnp.shape(x)
@@ -119,8 +119,7 @@ class ReversibleBlock(Module):
                 f"ReversibleBlock splits `{name}` in halves along axis {axis}, but was "
                 f"given shape {shape}. Pad it, or choose another `split_axis`."
             )
-        first, second = jnp.split(x, 2, axis)
-        return first, second
+        return tuple(jnp.split(x, 2, axis))
 
     def _residual(self, name: str, x: Array, like: Array, key: Any) -> Any:
         out = _call(getattr(self, name), x, key)
