@@ -318,8 +318,7 @@ def add_lora(
         assert eqx.tree_equal(eqx.nn.merge_lora(tuned), model)
         ```
     """
-    others = "another name, or is not an array, such as a quantised one of your own,"
-    found = weights_under(unfrozen(model), where, "add_lora", others, "LoRA")
+    found = weights_under(unfrozen(model), where, "add_lora", "LoRA")
     wanted: dict[str, dict[str, Any]] = {}
     for path, names in found.items():
         (batch_ndim,) = set(names.values())

@@ -374,8 +374,7 @@ def quantize(
         ```
     """
     _check_options("`quantize`", bits, group_size, symmetric, dynamic)
-    others = "another name"
-    chosen = weights_under(unfrozen(model), where, "quantize", others, "Quantized")
+    chosen = weights_under(unfrozen(model), where, "quantize", "Quantized")
 
     def wrap(path: str, layer: Any) -> Any:
         if isinstance(layer, Frozen):
@@ -401,12 +400,12 @@ def unwrapped(layer: Any) -> Any:
 
 
 def weights_under(
-    model: Any, where: Any, taker: str, others: str, wrapper: str
+    model: Any, where: Any, taker: str, wrapper: str
 ) -> dict[str, dict[str, int]]:
     """The weights that `where` chooses: by the path of each layer, as in `select`, the
     names of its weights, and how many leading axes they have for stacking or an
     ensemble. A `Quantized` counts as its layer. An error names the function `taker`, and
-    says that a layer whose weight has `others` can be wrapped by `wrapper`."""
+    says that `wrapper` wraps layers whose weights have other names."""
     selectors = where if isinstance(where, list) else [where]
     flags = [leaves_under(model, each) for each in selectors]
     found: dict[str, dict[str, int]] = {}
@@ -427,8 +426,8 @@ def weights_under(
     if not found:
         raise ValueError(
             f"`{taker}` found no weight with at least two axes under {where!r}. "
-            f"Correct `where`. A layer whose weight has {others} can be wrapped by "
-            f"`{wrapper}`.{near_paths(selectors, Nodes(model).plain_paths)}"
+            f"Correct `where`, or wrap a layer with another weight by `{wrapper}`."
+            f"{near_paths(selectors, Nodes(model).plain_paths)}"
         )
     return found
 
