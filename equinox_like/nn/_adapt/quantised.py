@@ -24,7 +24,7 @@ from ..._tree.nodes import Nodes, path_within
 from ..._tree.partitioning import map_nodes
 from ..._tree.paths import near_paths, read
 from ..._tree.selection import select
-from .._base.checks import as_size, check_not_layer_class, wrong_value
+from .._base.checks import as_size, check_not_layer_class, wrong_type, wrong_value
 from .._base.init import WEIGHTS, layout_of, leading_axes
 from .._base.precision import accumulation_dtype, computes, is_real
 from .._base.sharding import explicit_mesh
@@ -263,15 +263,11 @@ class Quantized(StatefulLayer, Generic[_Layer]):
         _check_options(self, bits, group_size, symmetric, dynamic)
         check_not_layer_class("Quantized", "layer", layer)
         if isinstance(layer, Quantized):
-            raise TypeError(
-                "Quantized takes a layer that is not quantised as `layer`; got a "
-                "Quantized. Choose other layers, or pass `layer.dequantized()`."
-            )
+            fix = " Choose other layers, or pass `layer.dequantized()`."
+            raise wrong_type(self, "a layer that is not quantised", "layer", layer, fix)
         if dynamic and class_of(layer) not in _MULTIPLYING:
-            raise TypeError(
-                "Quantized with `dynamic=True` takes a Linear, a GRUCell or an LSTMCell "
-                f"as `layer`; got {type(layer).__name__}. Pass `dynamic=False` for it."
-            )
+            wanted = "a Linear, a GRUCell or an LSTMCell, if `dynamic`,"
+            raise wrong_type(self, wanted, "layer", layer, " Pass `dynamic=False`.")
         if batch_ndim is not None:
             batch_ndim = as_size(self, "batch_ndim", batch_ndim)
         names = (weight_name,) if isinstance(weight_name, str) else weight_name
