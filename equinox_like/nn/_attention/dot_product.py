@@ -177,9 +177,8 @@ def _checked_heads(*arrays: Array) -> tuple[Array, Array, Array]:
     if ranks not in ([2] * 3, [3] * 3):
         raise ShapeError(
             "`dot_product_attention` takes arrays of shape (length, heads, size), or "
-            "(length, size) for one head; got "
-            + ", ".join(str(x.shape) for x in arrays)
-            + ". For a batch, wrap it in `jax.vmap`."
+            f"(length, size) for one head; got {', '.join(str(x.shape) for x in arrays)}. "
+            "For a batch, wrap it in `jax.vmap`."
         )
     q, k, v = (x[:, None] if x.ndim == 2 else x for x in arrays)
     obstacle = None

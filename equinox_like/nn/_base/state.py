@@ -588,8 +588,7 @@ def at_inference(layer: Any, inference: Any) -> Any:
         name = type(layer).__name__
         warn(
             f"{name} was called within `equinox_like.inference()`, but it has "
-            "`inference=False`, which takes precedence. To make the model follow the "
-            "context, use `model = nn.inference_mode(model, None)`; if this is "
-            f"intended, pass `inference=False` to the call of {name}."
+            "`inference=False`, which takes precedence. To follow the context, use "
+            "`nn.inference_mode(model, None)`; or pass `inference=False` to the call."
         )
     return is_inference(inference, flag)
