@@ -293,5 +293,6 @@ def build_stacked(build: Callable[[Any], Any], keys: Array) -> Any:
         keys = jax.random.split(jax.random.key(0, impl="threefry2x32"), 0)
     if jax.random.key_impl(keys) == "threefry2x32":
         return filter_vmap(build)(keys)  # compiles nothing
-    # With other PRNGs (`rbg`) a batch of keys draws other numbers than single keys.
-    return filter_map(build, keys)
+    # With other PRNGs (`rbg`) a batch of keys draws other numbers than single keys. A new
+    # function, because what is compiled for one is kept, with the indices of its states.
+    return filter_map(lambda key: build(key), keys)
