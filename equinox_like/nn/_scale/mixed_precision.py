@@ -91,7 +91,8 @@ class Policy(Module):
     ):
         """**Arguments:**
 
-        - `param_dtype`, `compute_dtype`, `output_dtype`: the dtypes; `None` means no cast.
+        - `param_dtype`, `compute_dtype`, `output_dtype`: the dtypes, which may have the
+            short names of `parse`; `None` means no cast.
             `parse` reads all three from one string.
 
         **Raises:**
