@@ -238,7 +238,8 @@ class BatchNorm(StatefulLayer):
         if not for_inference and jnp.iscomplexobj(x) and not is_complex:
             raise ValueError(
                 f"BatchNorm was given {x.dtype} in training, but its running averages are "
-                f"{stored}. Build it with `dtype=jnp.{x.dtype}`."
+                f"{stored}, which would drop the imaginary part of the mean. Build it with "
+                f"`dtype=jnp.{x.dtype}`."
             )
         # Under a `Policy` the parameters are cast, but the state is not. So a layer without
         # parameters has only a kind of number, which JAX promotes as a Python scalar.
