@@ -19,10 +19,10 @@ from ..._tree.arrays import reusable
 from ..._tree.nodes import describe_node
 from ..._tree.partitioning import map_arrays
 from ..._typing import PRNGKeyArray
-from .._base.checks import as_axis, as_layers, check_layer, wrong_type
+from .._base.checks import as_axis, as_layers, check_layer, described, wrong_type
 from .._base.init import split_key
 from .._base.precision import computes
-from .._base.sharding import varying_as
+from .._base.sharding import parts, split_by, varying_as
 from .._base.state import is_stateful, key_for
 from .stacked import Stacked, as_before, policy_of, strongly_typed
 
@@ -124,7 +124,13 @@ class ReversibleBlock(Module):
     def _residual(self, name: str, x: Array, like: Array, key: Any) -> Any:
         out = _call(getattr(self, name), x, key)
         # A sum that broadcasts or promotes cannot be inverted.
-        return as_before(f"`{name}` of ReversibleBlock", like, out)
+        if (jnp.shape(out), jnp.result_type(out)) != (like.shape, like.dtype):
+            raise ShapeError(
+                f"`{name}` of ReversibleBlock must return an array like the half of the "
+                f"input that it is added to, which has {described(like)}. It returned "
+                f"{described(out)}."
+            )
+        return split_by(out, parts(like))
 
     def _joined(self, x: Any, first: Array, second: Array) -> Any:
         if isinstance(x, tuple):
