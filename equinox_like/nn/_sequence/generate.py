@@ -178,10 +178,8 @@ def generate(
     """
     prompt = _checked_integers("prompt", prompt)
     if prompt.ndim not in (1, 2) or prompt.size == 0:
-        raise ShapeError(
-            "`generate` takes a `prompt` of shape (length,) or (batch, length), with "
-            f"at least one token; got shape {prompt.shape}."
-        )
+        wanted = "shape (length,) or (batch, length), with at least one token,"
+        raise wrong_shape("`generate`", wanted, "prompt", prompt.shape)
     steps = require_integer(max_new_tokens, "generate", "max_new_tokens", 1)
     # As an int, `top_k` stays static.
     top_k = _check_sampling("generate", temperature, top_k, top_p, repetition_penalty)
