@@ -314,8 +314,8 @@ def test_mask_must_be_an_array(build, inputs, without_type_checks) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_kv_heads": 3}, "`num_kv_heads` that divides `num_heads`; got 3"),
-        ({"num_kv_heads": 0}, "`num_kv_heads` that divides"),
+        ({"num_kv_heads": 3}, "a divisor of 4 heads as `num_kv_heads`; got 3"),
+        ({"num_kv_heads": 0}, "a divisor of 4 heads"),
         ({"implementation": "flash"}, "'auto' as `implementation`; got 'flash'"),
         ({"num_kv_heads": 2.0}, "an int >= 0 as `num_kv_heads`; got 2.0"),
         ({"query_size": -1}, "an int >= 0 as `query_size`"),

@@ -331,7 +331,7 @@ def test_quantised_weight_is_refused_by_add_lora_but_not_by_lora():
     weight = Int8(jnp.arange(6, dtype=jnp.int8).reshape(2, 3), jnp.array([[0.5], [2]]))
     linear = eqx.tree_at("weight", nn.Linear(3, 2, key=KEY), weight)
     model = nn.Sequential([linear])
-    with pytest.raises(ValueError, match=r"not an array, such as a quantised.*LoRA"):
+    with pytest.raises(ValueError, match=r"wrap a layer with another weight by `LoRA`"):
         nn.add_lora(model, nn.Linear, 1, key=KEY)
     wrapped = eqx.select(model).of(nn.Linear).apply(lambda x: nn.LoRA(x, 1, key=KEY))
     x = jnp.array([1.0, 2, 3])

@@ -386,8 +386,8 @@ def test_what_has_no_halves_is_refused(x, message, key) -> None:
 @pytest.mark.parametrize(
     ("f", "text"),
     [
-        (lambda x: x[:1], r"shape \(4,\) and dtype float32, and returned shape \(1,\)"),
-        (lambda x: x > 0, r"and returned shape \(4,\) and dtype bool"),
+        (lambda x: x[:1], r"shape \(4,\) and dtype float32\. It returned shape \(1,\)"),
+        (lambda x: x > 0, r"It returned shape \(4,\) and dtype bool"),
     ],
 )
 def test_residuals_must_keep_shape_and_dtype(f, text, key) -> None:

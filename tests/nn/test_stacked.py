@@ -416,6 +416,13 @@ def test_error_of_a_layer_whose_xs_are_called_state_is_its_own(key) -> None:
         model(jnp.ones(3), xs=jnp.ones((2, 3)))
 
 
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
+def test_two_stacks_of_one_function_have_states_of_their_own(impl) -> None:
+    make, key = lambda key: nn.BatchNorm(2), jax.random.key(0, impl=impl)
+    one, other = (nn.Stacked(make, 2, key=key).layers for _ in range(2))
+    assert one.batch_counter.marker is not other.batch_counter.marker
+
+
 @pytest.mark.parametrize("depth", [0, 2])
 def test_state_stays_valid_at_inference(depth, key) -> None:
     model, state = nn.make_with_state(lambda: nn.Stacked(stateful, depth, key=key))()

@@ -236,7 +236,6 @@ def _check_alike(average: Any, arrays: Any) -> None:
     shape = lambda x: f"shape {x.shape}"  # noqa: E731
     for found in tree_differences("model", average, arrays, is_array, shape):
         raise ValueError(
-            "EMA averages models of one structure, with arrays of equal shapes. "
-            f"`{found.path}` is {found.before} in the average, and {found.after} in the "
-            "model."
+            f"EMA averages models of equal structure and shapes; `{found.path}` is "
+            f"{found.before} in the average, and {found.after} in the model."
         )

@@ -318,8 +318,7 @@ def add_lora(
         assert eqx.tree_equal(eqx.nn.merge_lora(tuned), model)
         ```
     """
-    others = "another name, or is not an array, such as a quantised one of your own,"
-    found = weights_under(unfrozen(model), where, "add_lora", others, "LoRA")
+    found = weights_under(unfrozen(model), where, "add_lora", "LoRA")
     wanted: dict[str, dict[str, Any]] = {}
     for path, names in found.items():
         (batch_ndim,) = set(names.values())
@@ -343,8 +342,7 @@ def _with_adapters(
             if name in lora._named():
                 raise ValueError(
                     f"`{taker}` cannot wrap `{inner}`: it is in a LoRA already, with the "
-                    f"name {name!r}. Pass another `name`, or choose other layers, or call "
-                    "`merge_lora` first."
+                    f"name {name!r}. Pass another `name`, or call `merge_lora` first."
                 )
             wanted[path] = wanted.pop(inner)
 
@@ -593,10 +591,7 @@ def merge_lora(model: _Tree) -> _Tree:
         ```
     """
 
-    def merged(lora: LoRA) -> Any:
-        return merge_lora(lora.merge().layer)
-
-    return map_nodes(merged, unfrozen(model), _is_lora)
+    return map_nodes(lambda x: merge_lora(x.merge().layer), unfrozen(model), _is_lora)
 
 
 def _is_lora(node: Any) -> bool:
@@ -636,8 +631,7 @@ def _first_matrices(
     if not is_inexact_array(weight):
         raise ValueError(
             f"LoRA takes a layer with a floating or complex array as its `{name}`; this "
-            f"{type(layer).__name__} has none. Wrap its inner layers instead, for example "
-            "by `add_lora`, or pass `weight_name`."
+            f"{type(layer).__name__} has none. Use `add_lora`, or pass `weight_name`."
         )
     if batch_ndim is None:
         batch_ndim = leading_axes(layer, name, weight.ndim, 0)

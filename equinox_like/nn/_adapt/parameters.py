@@ -161,9 +161,8 @@ def _condition(selector: Any, rule: str) -> Callable[[Place], bool]:
         return lambda place: isinstance(place.owner, each) and place.name in names
     if not callable(selector):
         raise TypeError(
-            "A selector must be a class, a tuple of classes, a pair of a class and the "
-            "name of a field, a pattern for paths, or a function; that of "
-            f"{rule} is {selector!r}."
+            "A selector must be a class, a tuple of classes, a pair `(class, field)`, a "
+            f"pattern for paths, or a function; that of {rule} is {selector!r}."
         )
     return lambda place: bool(
         selector(plain_path(place.path), place.owner, place.name, place.leaf)

@@ -24,7 +24,7 @@ from ..._tree.nodes import Nodes, path_within
 from ..._tree.partitioning import map_nodes
 from ..._tree.paths import near_paths, read
 from ..._tree.selection import select
-from .._base.checks import as_size, check_not_layer_class, wrong_value
+from .._base.checks import as_size, check_not_layer_class, wrong_type, wrong_value
 from .._base.init import WEIGHTS, layout_of, leading_axes
 from .._base.precision import accumulation_dtype, computes, is_real
 from .._base.sharding import explicit_mesh
@@ -263,15 +263,11 @@ class Quantized(StatefulLayer, Generic[_Layer]):
         _check_options(self, bits, group_size, symmetric, dynamic)
         check_not_layer_class("Quantized", "layer", layer)
         if isinstance(layer, Quantized):
-            raise TypeError(
-                "Quantized takes a layer that is not quantised as `layer`; got a "
-                "Quantized. Choose other layers, or pass `layer.dequantized()`."
-            )
+            fix = " Choose other layers, or pass `layer.dequantized()`."
+            raise wrong_type(self, "a layer that is not quantised", "layer", layer, fix)
         if dynamic and class_of(layer) not in _MULTIPLYING:
-            raise TypeError(
-                "Quantized with `dynamic=True` takes a Linear, a GRUCell or an LSTMCell "
-                f"as `layer`; got {type(layer).__name__}. Pass `dynamic=False` for it."
-            )
+            wanted = "a Linear, a GRUCell or an LSTMCell, if `dynamic`,"
+            raise wrong_type(self, wanted, "layer", layer, " Pass `dynamic=False`.")
         if batch_ndim is not None:
             batch_ndim = as_size(self, "batch_ndim", batch_ndim)
         names = (weight_name,) if isinstance(weight_name, str) else weight_name
@@ -374,8 +370,7 @@ def quantize(
         ```
     """
     _check_options("`quantize`", bits, group_size, symmetric, dynamic)
-    others = "another name"
-    chosen = weights_under(unfrozen(model), where, "quantize", others, "Quantized")
+    chosen = weights_under(unfrozen(model), where, "quantize", "Quantized")
 
     def wrap(path: str, layer: Any) -> Any:
         if isinstance(layer, Frozen):
@@ -401,12 +396,12 @@ def unwrapped(layer: Any) -> Any:
 
 
 def weights_under(
-    model: Any, where: Any, taker: str, others: str, wrapper: str
+    model: Any, where: Any, taker: str, wrapper: str
 ) -> dict[str, dict[str, int]]:
     """The weights that `where` chooses: by the path of each layer, as in `select`, the
     names of its weights, and how many leading axes they have for stacking or an
     ensemble. A `Quantized` counts as its layer. An error names the function `taker`, and
-    says that a layer whose weight has `others` can be wrapped by `wrapper`."""
+    says that `wrapper` wraps layers whose weights have other names."""
     selectors = where if isinstance(where, list) else [where]
     flags = [leaves_under(model, each) for each in selectors]
     found: dict[str, dict[str, int]] = {}
@@ -427,8 +422,8 @@ def weights_under(
     if not found:
         raise ValueError(
             f"`{taker}` found no weight with at least two axes under {where!r}. "
-            f"Correct `where`. A layer whose weight has {others} can be wrapped by "
-            f"`{wrapper}`.{near_paths(selectors, Nodes(model).plain_paths)}"
+            f"Correct `where`, or wrap a layer with another weight by `{wrapper}`."
+            f"{near_paths(selectors, Nodes(model).plain_paths)}"
         )
     return found
 

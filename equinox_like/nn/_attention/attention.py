@@ -195,9 +195,8 @@ class MultiheadAttention(Module):
         per_head = query_size // self.num_heads
         if per_head == 0 < query_size and None in (qk_size, vo_size):
             raise ValueError(
-                "MultiheadAttention takes first `num_heads`, and then a `query_size` "
-                f"that is at least as large; got {self.num_heads} and {query_size}, so "
-                "each head would have size 0. Or pass `qk_size` and `vo_size`."
+                "MultiheadAttention takes first `num_heads`, and then a `query_size` at "
+                f"least as large, or `qk_size`; got {self.num_heads} and {query_size}."
             )
 
         def size(name: str, given: int | None, default: int) -> int:
@@ -215,10 +214,8 @@ class MultiheadAttention(Module):
         self.use_output_bias = use_output_bias
         self.num_kv_heads = size("num_kv_heads", num_kv_heads, self.num_heads)
         if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads != 0:
-            raise ValueError(
-                "MultiheadAttention takes a `num_kv_heads` that divides `num_heads`; got "
-                f"{self.num_kv_heads}, with {self.num_heads} heads."
-            )
+            wanted, given = f"a divisor of {self.num_heads} heads", f"{num_kv_heads}"
+            raise ValueError(refusal(self, wanted, "num_kv_heads", given))
         self.implementation = checked_implementation(_NAME, implementation)
         self.rotary = _checked_rotary(_NAME, rotary, self.qk_size)
         self.dropout = Dropout(dropout_p, inference)

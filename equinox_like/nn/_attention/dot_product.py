@@ -177,9 +177,8 @@ def _checked_heads(*arrays: Array) -> tuple[Array, Array, Array]:
     if ranks not in ([2] * 3, [3] * 3):
         raise ShapeError(
             "`dot_product_attention` takes arrays of shape (length, heads, size), or "
-            "(length, size) for one head; got "
-            + ", ".join(str(x.shape) for x in arrays)
-            + ". For a batch, wrap it in `jax.vmap`."
+            f"(length, size) for one head; got {', '.join(str(x.shape) for x in arrays)}. "
+            "For a batch, wrap it in `jax.vmap`."
         )
     q, k, v = (x[:, None] if x.ndim == 2 else x for x in arrays)
     obstacle = None
@@ -533,8 +532,7 @@ def _chosen(
     if name is not None and obstacle is not None:
         raise ValueError(
             f"The implementation {name!r} of attention cannot be used for this call: "
-            f"{obstacle}. Use `implementation=None`, or 'auto', which chooses for each "
-            "call."
+            f"{obstacle}. Use `implementation=None`, or 'auto'."
         )
     return name
 

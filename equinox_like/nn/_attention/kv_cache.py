@@ -133,8 +133,7 @@ class KVCache(Module):
         length = error_if(
             self.length,
             (n < 0) | (n > self.length),
-            "`KVCache.truncate` takes an `n` from 0 to the `length` of the cache: it "
-            "can only remove tokens.",
+            "`KVCache.truncate` takes an `n` from 0 to the `length` of the cache.",
         )
         n = jnp.minimum(n, length)
         # The next query attends to the last `slots` tokens, including its own.
@@ -145,8 +144,7 @@ class KVCache(Module):
             n,
             is_needed.sum(-1) < n - needed,
             "A KVCache with `overflow='ring'` cannot be truncated to tokens that it "
-            "has overwritten. Make a longer one with `init_cache`, or pass less "
-            "padding at once.",
+            "has overwritten. Make a longer one with `init_cache`.",
         )
         return cut(self, n)
 
@@ -368,8 +366,7 @@ def _check_new(cache: KVCache, key: Array, value: Array) -> None:
     for name, new, old in ("key", key, cache.key), ("value", value, cache.value):
         if new.shape[1:] != old.shape[1:]:
             raise ShapeError(
-                f"The KVCache holds a `{name}` of shape {old.shape[1:]} for each "
-                "token, in (heads, size); the layer made one of shape "
+                f"The KVCache holds a `{name}` of shape {old.shape[1:]} per token, not "
                 f"{new.shape[1:]}. Make the cache with the `init_cache` of this layer."
             )
     if cache.overflow == "ring":

@@ -371,9 +371,8 @@ def check_columns(layer: Any, x: Any, weight: str = "weight", name: str = "x") -
 
 
 IF_AN_ENSEMBLE = (
-    "If it is an ensemble, built under `filter_vmap`, call it under `filter_vmap` as "
-    "well: `filter_vmap(lambda model, x: model(x), in_axes=(if_array(0), "
-    "None))(ensemble, x)`."
+    "If it is an ensemble, call it under `filter_vmap`: `filter_vmap(lambda model, x: "
+    "model(x), in_axes=(if_array(0), None))(ensemble, x)`."
 )
 
 

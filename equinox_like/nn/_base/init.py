@@ -15,8 +15,9 @@ import numpy as np
 from jaxtyping import Array, Inexact
 
 from ..._compat.tracing import within_program
-from ..._core.flat_call import Template, take_apart
 from ..._errors import did_you_mean
+from ..._loops import filter_map
+from ..._transforms.vmap import filter_vmap
 from ..._tree import is_array, is_inexact_array
 from ..._tree.arrays import describe_array, is_concrete
 from ..._typing import ArrayLike, DTypeLike, PRNGKeyArray
@@ -290,16 +291,8 @@ def build_stacked(build: Callable[[Any], Any], keys: Array) -> Any:
     """The layers `build(key)` for each key, stacked into one."""
     if len(keys) == 0:  # other PRNGs cannot draw nothing
         keys = jax.random.split(jax.random.key(0, impl="threefry2x32"), 0)
-    rests: list[Template] = []
-
-    def step(key: Array) -> list[Any]:
-        arrays, rest = take_apart(build(key))
-        rests.append(rest)
-        return arrays
-
     if jax.random.key_impl(keys) == "threefry2x32":
-        arrays = jax.vmap(step)(keys)  # compiles nothing
-    else:
-        # With other PRNGs (`rbg`) a batch of keys draws other numbers than single keys.
-        arrays = jax.lax.map(step, keys)
-    return rests[-1].fill(arrays)
+        return filter_vmap(build)(keys)  # compiles nothing
+    # With other PRNGs (`rbg`) a batch of keys draws other numbers than single keys. A new
+    # function, because what is compiled for one is kept, with the indices of its states.
+    return filter_map(lambda key: build(key), keys)

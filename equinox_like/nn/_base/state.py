@@ -165,9 +165,8 @@ class State(Cached):
         for path, index in _indices(model):
             if isinstance(index.init, _Deleted):
                 raise ValueError(
-                    f"The initial state was deleted from `{path_str(path, 'model')}`, "
-                    "as `make_with_state` does after it has made a state. Use that "
-                    "state, or build the model again."
+                    f"The initial state was deleted from `{path_str(path, 'model')}`. Use "
+                    "the state of `make_with_state`, or build the model again."
                 )
             for inner, leaf in jtu.tree_leaves_with_path(index.init):
                 if not is_array_like(leaf):
@@ -515,8 +514,7 @@ def call_stateless(what: str, layer: Any, /, *args: Any, **kwargs: Any) -> Any:
         if re.fullmatch(rf"{re.escape(name)}\(\) missing 1 .*'state'", str(error)):
             raise TypeError(
                 f"{what} is {describe_node(called)}, which needs a `state`, but is not a "
-                "`StatefulLayer`. Derive its class from `equinox_like.nn.StatefulLayer` "
-                "in place of `Module`, so that the state is passed to it."
+                "`StatefulLayer`. Derive its class from `equinox_like.nn.StatefulLayer`."
             ) from None
         raise
 
@@ -592,8 +590,7 @@ def at_inference(layer: Any, inference: Any) -> Any:
         name = type(layer).__name__
         warn(
             f"{name} was called within `equinox_like.inference()`, but it has "
-            "`inference=False`, which takes precedence. To make the model follow the "
-            "context, use `model = nn.inference_mode(model, None)`; if this is "
-            f"intended, pass `inference=False` to the call of {name}."
+            "`inference=False`, which takes precedence. To follow the context, use "
+            "`nn.inference_mode(model, None)`; or pass `inference=False` to the call."
         )
     return is_inference(inference, flag)

@@ -515,8 +515,7 @@ class ConvTranspose(Module):
         axes = {"kernel_size": kernel_size, "stride": stride, "dilation": dilation}
         axes["output_padding"] = output_padding
         _configure(self, sizes, *modes, **axes)
-        _check_output_padding(self)
-        _check_padding_mode(self)
+        _check_paddings(self)
         inits = weight_init, bias_init
         self.weight, self.bias = _parameters(self, dtype, key, *inits)
 
@@ -680,7 +679,7 @@ class ConvTranspose3d(_ConvTransposeNd, init=False):
     _num_spatial_dims = 3
 
 
-def _check_output_padding(conv: ConvTranspose) -> None:
+def _check_paddings(conv: ConvTranspose) -> None:
     axes = zip(conv.output_padding, conv.stride, conv.dilation, strict=True)
     if any(added >= max(stride, dilation) for added, stride, dilation in axes):
         raise ValueError(
@@ -688,13 +687,8 @@ def _check_output_padding(conv: ConvTranspose) -> None:
             f"dilation; got {conv.output_padding} for the stride {conv.stride} and the "
             f"dilation {conv.dilation}."
         )
-
-
-def _check_padding_mode(conv: ConvTranspose) -> None:
-    if conv.padding_mode == "ZEROS":
-        return
     is_same = conv.padding in ("SAME", "SAME_LOWER") and not any(conv.output_padding)
-    if conv.padding_mode != "CIRCULAR" or not is_same:
+    if conv.padding_mode not in (("ZEROS", "CIRCULAR") if is_same else ("ZEROS",)):
         raise NotImplementedError(
             f"{type(conv).__name__} takes ZEROS as `padding_mode`, or CIRCULAR with a "
             "`padding` of SAME or SAME_LOWER and an `output_padding` of 0; got "

@@ -505,9 +505,8 @@ class RotaryPositionalEmbedding(Module):
         except jax.dtypes.TypePromotionError as error:
             raise type(error)(
                 f"RotaryPositionalEmbedding has cosines of dtype {self.dtype}, but was "
-                f"given an array of dtype {x.dtype}, with `jax_numpy_dtype_promotion` "
-                f"set to 'strict'. Build it with `dtype={x.dtype}`, or call it under "
-                "`jax.numpy_dtype_promotion('standard')`."
+                f"given an array of dtype {x.dtype}. Build it with `dtype={x.dtype}`, or "
+                "call it under `jax.numpy_dtype_promotion('standard')`."
             ) from error
         if self.interleaved:
             out = jnp.stack(rotated, axis=-1).reshape(x.shape)

@@ -349,7 +349,7 @@ def _slice(activation: Any, index: int | slice) -> Any:
 def _each_neuron(name: str, activation: Any, x: Any) -> Any:
     """Applies the activation of this name to each scalar of `x`."""
     try:
-        if jnp.ndim(x) == 0:
+        if jax_array(x).ndim == 0:
             return activation(x)
         if jax.tree_util.all_leaves([activation]):  # a plain function
             return jax.vmap(activation)(x)

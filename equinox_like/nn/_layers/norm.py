@@ -386,8 +386,7 @@ def _by_groups(
     if shape[1] * math.prod(x.shape[1:]) == 1:
         raise ShapeError(
             f"{type(norm).__name__} takes an `x` of shape (channels, size_1, ..., size_n) "
-            f"with more than one number in each {part}, but was given shape {x.shape}. A "
-            "single number is always normalised to 0."
+            f"with more than one number in each {part}, but was given shape {x.shape}."
         )
     grouped = x.astype(accumulation_dtype(x)).reshape(*shape, *x.shape[1:])
     centred, factor = _of_groups(grouped, norm.eps)

@@ -528,9 +528,8 @@ def _reduced(pool: AdaptivePool, x: Array, axis: int, target: int) -> Array:
     size = x.shape[axis]
     if not 0 < target <= size:
         raise ShapeError(
-            f"{type(pool).__name__} splits axis {axis} of its input into {target} "
-            f"bins, but was given shape {x.shape}: {size} elements cannot be split "
-            f"into {target} bins."
+            f"{type(pool).__name__} splits axis {axis} of its input into {target} bins, "
+            f"but was given shape {x.shape}, with {size} elements."
         )
     small, number_of_large = divmod(size, target)
     split = number_of_large * (small + 1)

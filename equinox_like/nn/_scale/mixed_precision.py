@@ -92,7 +92,8 @@ class Policy(Module):
     ):
         """**Arguments:**
 
-        - `param_dtype`, `compute_dtype`, `output_dtype`: the dtypes; `None` means no cast.
+        - `param_dtype`, `compute_dtype`, `output_dtype`: the dtypes, which may have the
+            short names of `parse`; `None` means no cast.
             `parse` reads all three from one string.
 
         **Raises:**
@@ -333,9 +334,8 @@ def precision(policy: Policy | DTypeLike | None) -> Entering:
         return compute_dtype(floating("precision", "policy", policy))
     if policy.param_dtype is not None or policy.output_dtype is not None:
         raise ValueError(
-            "`precision` sets the compute dtype of layers and nothing else: cast the "
-            "parameters by `policy.cast_params(model)`, the result by "
-            "`policy.cast_output(out)`, and pass `policy.compute_dtype`."
+            "`precision` sets the compute dtype alone: pass `policy.compute_dtype`, and "
+            "cast by `policy.cast_params(model)` and `policy.cast_output(out)`."
         )
     return compute_dtype(policy.compute_dtype)
 

@@ -19,10 +19,10 @@ from ..._tree.arrays import reusable
 from ..._tree.nodes import describe_node
 from ..._tree.partitioning import map_arrays
 from ..._typing import PRNGKeyArray
-from .._base.checks import as_axis, as_layers, check_layer, wrong_type
+from .._base.checks import as_axis, as_layers, check_layer, described, wrong_type
 from .._base.init import split_key
 from .._base.precision import computes
-from .._base.sharding import varying_as
+from .._base.sharding import parts, split_by, varying_as
 from .._base.state import is_stateful, key_for
 from .stacked import Stacked, as_before, policy_of, strongly_typed
 
@@ -108,25 +108,29 @@ class ReversibleBlock(Module):
         x1 = y1 - self._residual("f", x2, y1, f_key)
         return self._joined(y, x1, x2)
 
-    def _halves(self, name: str, x: Any) -> tuple[Array, Array]:
+    def _halves(self, name: str, x: Any) -> tuple[Array, ...]:
         if isinstance(x, tuple) and len(x) == 2:
-            return jnp.asarray(x[0]), jnp.asarray(x[1])
+            return tuple(map(jnp.asarray, x))
         if isinstance(x, tuple | list):
             raise wrong_type(self, "an array or a tuple of two", name, x)
         axis, shape = self.split_axis, jnp.shape(x)
         if not -len(shape) <= axis < len(shape) or shape[axis] % 2:
             raise ShapeError(
-                f"ReversibleBlock splits `{name}` in halves along axis {axis}, which must "
-                f"be of even size, but was given shape {shape}. Pad it, choose another "
-                f"`split_axis`, or pass a pair of arrays."
+                f"ReversibleBlock splits `{name}` in halves along axis {axis}, but was "
+                f"given shape {shape}. Pad it, or choose another `split_axis`."
             )
-        first, second = jnp.split(x, 2, axis)
-        return first, second
+        return tuple(jnp.split(x, 2, axis))
 
     def _residual(self, name: str, x: Array, like: Array, key: Any) -> Any:
         out = _call(getattr(self, name), x, key)
         # A sum that broadcasts or promotes cannot be inverted.
-        return as_before(f"`{name}` of ReversibleBlock", like, out)
+        if (jnp.shape(out), jnp.result_type(out)) != (like.shape, like.dtype):
+            raise ShapeError(
+                f"`{name}` of ReversibleBlock must return an array like the half of the "
+                f"input that it is added to, which has {described(like)}. It returned "
+                f"{described(out)}."
+            )
+        return split_by(out, parts(like))
 
     def _joined(self, x: Any, first: Array, second: Array) -> Any:
         if isinstance(x, tuple):
@@ -196,8 +200,7 @@ class ReversibleSequential(Module):
             if not callable(getattr(block, "inverse", None)):
                 raise TypeError(
                     f"`{name}` of ReversibleSequential has no method `inverse(y, *, "
-                    f"key)`: it is {describe_node(block)}. Wrap two layers in a "
-                    "ReversibleBlock, or write a Module that has one."
+                    f"key)`: it is {describe_node(block)}. Use a ReversibleBlock."
                 )
 
     @computes("eqx.nn.ReversibleSequential")
@@ -296,7 +299,6 @@ def _content(blocks: Any) -> Any:
 def _check_stateless(what: str, layer: Any) -> None:
     if is_stateful(layer):
         raise TypeError(
-            f"{what} is stateful: it is {describe_node(layer)}. Its input is "
-            "recomputed in the backward pass, which would update the state twice. Use "
-            "a layer without a state, for example LayerNorm for BatchNorm."
+            f"{what} is stateful: it is {describe_node(layer)}. Use a layer without a "
+            "state, for example LayerNorm for BatchNorm."
         )

@@ -178,27 +178,21 @@ def generate(
     """
     prompt = _checked_integers("prompt", prompt)
     if prompt.ndim not in (1, 2) or prompt.size == 0:
-        raise ShapeError(
-            "`generate` takes a `prompt` of shape (length,) or (batch, length), with "
-            f"at least one token; got shape {prompt.shape}."
-        )
+        wanted = "shape (length,) or (batch, length), with at least one token,"
+        raise wrong_shape("`generate`", wanted, "prompt", prompt.shape)
     steps = require_integer(max_new_tokens, "generate", "max_new_tokens", 1)
     # As an int, `top_k` stays static.
     top_k = _check_sampling("generate", temperature, top_k, top_p, repetition_penalty)
     check_function("`generate`", "model", model)
     greedy = _is_greedy(temperature)
-    if key is None and not greedy:
-        raise ValueError(
-            "`generate` needs a `key`, unless `temperature` is the number 0."
-        )
     if key is not None:
         with key_named(key, "`generate`"):
             jax.eval_shape(jax.random.split, key)
     _check_cache(cache, prompt.shape, steps)
     # As arrays, so that another value does not cause a retrace; by `device_put`, an
     # explicit transfer, which `jax.transfer_guard("disallow")` allows.
-    sampling = {"temperature": 0} if greedy else {"temperature": _float(temperature)}
-    sampling |= {"top_k": top_k, "top_p": _float(top_p)}
+    sampling = {"temperature": 0 if greedy else _float(temperature), "top_k": top_k}
+    sampling["top_p"] = _float(top_p)
     sampling["repetition_penalty"] = _float(repetition_penalty)
     ends = None
     if end_token is not None:
@@ -310,9 +304,8 @@ def _called(model: Any, tokens: Array, cache: Any) -> tuple[Any, Any]:
     except TypeError as error:
         raise TypeError(
             "`generate` calls `model(tokens, cache)`, which this `model` does not take: "
-            f"{error}. Write `def __call__(self, tokens, cache)`; pass the cache to the "
-            "attention, `x, cache = attention(x, x, x, is_causal=True, cache=cache)`; and "
-            "return `logits, cache`."
+            f"{error}. Write `def __call__(self, tokens, cache)`, and return `logits, "
+            "cache`."
         ) from None
     except ValueError:  # a built-in function may have no signature
         pass
@@ -374,8 +367,7 @@ def _check_cache(tree: Any, prompt_shape: tuple[int, ...], steps: int) -> None:
             raise ValueError(
                 f"`generate` needs room for {needed} tokens: {number} of the prompt "
                 f"and `max_new_tokens - 1`. `{name}` has slots for {slots}, and holds "
-                f"{held}. Make a longer one with `init_cache`, or one with "
-                "`overflow='ring'`."
+                f"{held}. Make a longer one with `init_cache`."
             )
 
 

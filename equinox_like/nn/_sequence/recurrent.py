@@ -237,9 +237,8 @@ class LSTMCell(_Cell, init=False):
         check_columns(self, input, "weight_ih", "input")
         check_columns(self, h, "weight_hh", "hidden[0]")
         check_columns(self, c, "weight_hh", "hidden[1]")
-        total = matvec(self.weight_ih, jax_array(input)) + matvec(
-            self.weight_hh, jax_array(h)
-        )
+        total = matvec(self.weight_ih, jax_array(input))
+        total = total + matvec(self.weight_hh, jax_array(h))
         # The flag decides, not whether the bias is `None`.
         if self.use_bias:
             total = in_float32(jnp.add, total, self.bias)
