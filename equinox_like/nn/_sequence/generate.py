@@ -185,14 +185,18 @@ def generate(
     top_k = _check_sampling("generate", temperature, top_k, top_p, repetition_penalty)
     check_function("`generate`", "model", model)
     greedy = _is_greedy(temperature)
+    if key is None and not greedy:
+        raise ValueError(
+            "`generate` needs a `key`, unless `temperature` is the number 0."
+        )
     if key is not None:
         with key_named(key, "`generate`"):
             jax.eval_shape(jax.random.split, key)
     _check_cache(cache, prompt.shape, steps)
     # As arrays, so that another value does not cause a retrace; by `device_put`, an
     # explicit transfer, which `jax.transfer_guard("disallow")` allows.
-    sampling = {"temperature": 0 if greedy else _float(temperature), "top_k": top_k}
-    sampling["top_p"] = _float(top_p)
+    sampling = {"temperature": 0} if greedy else {"temperature": _float(temperature)}
+    sampling |= {"top_k": top_k, "top_p": _float(top_p)}
     sampling["repetition_penalty"] = _float(repetition_penalty)
     ends = None
     if end_token is not None:
