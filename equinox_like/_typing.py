@@ -37,34 +37,19 @@ class JitOptions(TypedDict, total=False):
     compiler_options: dict[str, Any] | None
 
 
-class MapOptions(TypedDict, total=False):
-    """The options that `filter_vmap` and `filter_pmap` share."""
-
-    in_axes: Any
-    out_axes: Any
-    axis_name: Any
-    axis_size: int | None
-
-
-class VmapOptions(MapOptions, total=False):
-    """The options of `filter_vmap`, some of which are only passed on to `jax.vmap`."""
+class VmapOptions(TypedDict, total=False):
+    """What `filter_vmap` passes on to `jax.vmap`."""
 
     spmd_axis_name: Any
     sum_match: bool
 
 
-class JacobianOptions(TypedDict, total=False):
-    """What the Jacobians pass on to functions of JAX; not all of it to each."""
+class GradOptions(TypedDict, total=False):
+    """What `filter_grad` passes on to `jax.grad`; not all of it to each Jacobian."""
 
     holomorphic: bool
     allow_int: bool
     reduce_axes: Any
-
-
-class GradOptions(JacobianOptions, total=False):
-    """The options of `filter_grad`, apart from `has_aux`."""
-
-    wrt: Any
 
 
 # For static type checkers alone: at run time, functions explain a wrong argument.

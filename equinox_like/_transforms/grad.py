@@ -33,7 +33,7 @@ from .._tree.filters import is_array_like, is_inexact_array, is_inexact_array_li
 from .._tree.nodes import MAKE_A_PYTREE, describe_node
 from .._tree.partitioning import evaluate_filter, leaf_names
 from .._tree.require import check_options
-from .._typing import NOT_GIVEN, GradOptions, JacobianOptions
+from .._typing import NOT_GIVEN, GradOptions
 from .arguments import NamedCall, WithOptions, applied, check_only_arrays
 
 _P = ParamSpec("_P")
@@ -50,6 +50,7 @@ def filter_value_and_grad(
     fun: Callable[Concatenate[_X, _P], _T],
     *,
     has_aux: Literal[False] = False,
+    wrt: Any = None,
     **gradkwargs: Unpack[GradOptions],
 ) -> Transformed[Concatenate[_X, _P], tuple[_T, Any]]: ...
 @typing.overload
@@ -57,6 +58,7 @@ def filter_value_and_grad(
     fun: Callable[Concatenate[_X, _P], tuple[_T, _Aux]],
     *,
     has_aux: Literal[True],
+    wrt: Any = None,
     **gradkwargs: Unpack[GradOptions],
 ) -> Transformed[Concatenate[_X, _P], tuple[tuple[_T, _Aux], Any]]: ...
 @typing.overload
@@ -64,18 +66,22 @@ def filter_value_and_grad(
     fun: Callable[Concatenate[_X, _P], Any],
     *,
     has_aux: bool,
+    wrt: Any = None,
     **gradkwargs: Unpack[GradOptions],
 ) -> Transformed[Concatenate[_X, _P], Any]: ...
 @typing.overload
 def filter_value_and_grad(
-    *, has_aux: Literal[False] = False, **gradkwargs: Unpack[GradOptions]
+    *,
+    has_aux: Literal[False] = False,
+    wrt: Any = None,
+    **gradkwargs: Unpack[GradOptions],
 ) -> Callable[
     [Callable[Concatenate[_X, _P], _T]],
     Transformed[Concatenate[_X, _P], tuple[_T, Any]],
 ]: ...
 @typing.overload
 def filter_value_and_grad(
-    *, has_aux: Literal[True], **gradkwargs: Unpack[GradOptions]
+    *, has_aux: Literal[True], wrt: Any = None, **gradkwargs: Unpack[GradOptions]
 ) -> Callable[
     [Callable[Concatenate[_X, _P], tuple[_T, _Aux]]],
     Transformed[Concatenate[_X, _P], tuple[tuple[_T, _Aux], Any]],
@@ -111,6 +117,7 @@ def filter_grad(
     fun: Callable[Concatenate[_X, _P], tuple[Any, _Aux]],
     *,
     has_aux: Literal[True],
+    wrt: Any = None,
     **gradkwargs: Unpack[GradOptions],
 ) -> Transformed[Concatenate[_X, _P], tuple[Any, _Aux]]: ...
 @typing.overload
@@ -118,18 +125,19 @@ def filter_grad(
     fun: Callable[Concatenate[_X, _P], Any],
     *,
     has_aux: bool = False,
+    wrt: Any = None,
     **gradkwargs: Unpack[GradOptions],
 ) -> Transformed[Concatenate[_X, _P], Any]: ...
 @typing.overload
 def filter_grad(
-    *, has_aux: Literal[True], **gradkwargs: Unpack[GradOptions]
+    *, has_aux: Literal[True], wrt: Any = None, **gradkwargs: Unpack[GradOptions]
 ) -> Callable[
     [Callable[Concatenate[_X, _P], tuple[Any, _Aux]]],
     Transformed[Concatenate[_X, _P], tuple[Any, _Aux]],
 ]: ...
 @typing.overload
 def filter_grad(
-    *, has_aux: bool = False, **gradkwargs: Unpack[GradOptions]
+    *, has_aux: bool = False, wrt: Any = None, **gradkwargs: Unpack[GradOptions]
 ) -> Callable[
     [Callable[Concatenate[_X, _P], Any]], Transformed[Concatenate[_X, _P], Any]
 ]: ...
@@ -333,18 +341,18 @@ class _MakesJacobian(Protocol):
         self,
         fun: Callable[_P, tuple[Any, _Aux]],
         has_aux: Literal[True],
-        **jackwargs: Unpack[JacobianOptions],
+        **jackwargs: Unpack[GradOptions],
     ) -> "Jacobian[_P, tuple[Any, _Aux]]": ...
     @typing.overload
     def __call__(
         self,
         fun: Callable[_P, Any],
         has_aux: bool = False,
-        **jackwargs: Unpack[JacobianOptions],
+        **jackwargs: Unpack[GradOptions],
     ) -> "Jacobian[_P, Any]": ...
     @typing.overload
     def __call__(
-        self, *, has_aux: bool = False, **jackwargs: Unpack[JacobianOptions]
+        self, *, has_aux: bool = False, **jackwargs: Unpack[GradOptions]
     ) -> "Callable[[Callable[_P, Any]], Jacobian[_P, Any]]": ...
 
 

@@ -10,7 +10,7 @@ bypasses JAX.
 import itertools
 import typing
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ParamSpec, TypedDict, TypeVar, Unpack
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ from .._tree.arrays import describe_array
 from .._tree.filters import is_array, is_none
 from .._tree.match import spread
 from .._tree.nodes import path_str
-from .._typing import NOT_GIVEN, MapOptions
+from .._typing import NOT_GIVEN
 from .arguments import NamedCall, WithOptions, applied, show_as_call
 from .vmap import (
     Mapped,
@@ -64,26 +64,26 @@ class JittedMap(Jitted[_P, _T]):
         return self._held_._shown_around_()
 
 
-class ShardMapOptions(TypedDict, total=False):
-    """The options of `filter_shard_map`, apart from the specs."""
-
-    mesh: Any
-    axis_names: Iterable[Any] | None
-    check_vma: bool
-    donate: Donate
-
-
 @typing.overload
 def filter_shard_map(
     fun: Callable[_P, _T],
     *,
+    mesh: Any = None,
     in_specs: Any,
     out_specs: Any,
-    **options: Unpack[ShardMapOptions],
+    axis_names: Iterable[Any] | None = None,
+    check_vma: bool = True,
+    donate: Donate = "none",
 ) -> Jitted[_P, _T]: ...
 @typing.overload
 def filter_shard_map(
-    *, in_specs: Any, out_specs: Any, **options: Unpack[ShardMapOptions]
+    *,
+    mesh: Any = None,
+    in_specs: Any,
+    out_specs: Any,
+    axis_names: Iterable[Any] | None = None,
+    check_vma: bool = True,
+    donate: Donate = "none",
 ) -> Callable[[Callable[_P, _T]], Jitted[_P, _T]]: ...
 def filter_shard_map(
     fun: _F = NOT_GIVEN,
@@ -320,21 +320,28 @@ def _padded(spec: Any, ndim: int) -> tuple[Any, ...]:
 _ROWS = if_array(0)
 
 
-class PmapOptions(MapOptions, total=False):
-    """The options of `filter_pmap`."""
-
-    donate: Donate
-    devices: Sequence[Any] | None
-    backend: str | None
-
-
 @typing.overload
 def filter_pmap(
-    fun: Callable[_P, _T], **options: Unpack[PmapOptions]
+    fun: Callable[_P, _T],
+    *,
+    in_axes: Any = ...,
+    out_axes: Any = ...,
+    axis_name: Any = None,
+    axis_size: int | None = None,
+    donate: Donate = "none",
+    devices: Sequence[Any] | None = None,
+    backend: str | None = None,
 ) -> Jitted[_P, _T]: ...
 @typing.overload
 def filter_pmap(
-    **options: Unpack[PmapOptions],
+    *,
+    in_axes: Any = ...,
+    out_axes: Any = ...,
+    axis_name: Any = None,
+    axis_size: int | None = None,
+    donate: Donate = "none",
+    devices: Sequence[Any] | None = None,
+    backend: str | None = None,
 ) -> Callable[[Callable[_P, _T]], Jitted[_P, _T]]: ...
 def filter_pmap(
     fun: _F = NOT_GIVEN,

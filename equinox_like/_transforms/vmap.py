@@ -67,15 +67,32 @@ class if_array:
 
 @typing.overload
 def filter_vmap(
-    fun: "MayTakeState[_T]", **options: Unpack[VmapOptions]
+    fun: "MayTakeState[_T]",
+    *,
+    in_axes: Any = ...,
+    out_axes: Any = ...,
+    axis_name: Any = None,
+    axis_size: int | None = None,
+    **vmapkwargs: Unpack[VmapOptions],
 ) -> "_MappedLayer[_T]": ...
 @typing.overload
 def filter_vmap(
-    fun: Callable[_P, _T], **options: Unpack[VmapOptions]
+    fun: Callable[_P, _T],
+    *,
+    in_axes: Any = ...,
+    out_axes: Any = ...,
+    axis_name: Any = None,
+    axis_size: int | None = None,
+    **vmapkwargs: Unpack[VmapOptions],
 ) -> Transformed[_P, _T]: ...
 @typing.overload
 def filter_vmap(
-    **options: Unpack[VmapOptions],
+    *,
+    in_axes: Any = ...,
+    out_axes: Any = ...,
+    axis_name: Any = None,
+    axis_size: int | None = None,
+    **vmapkwargs: Unpack[VmapOptions],
 ) -> Callable[[Callable[_P, _T]], Transformed[_P, _T]]: ...
 def filter_vmap(
     fun: _F = NOT_GIVEN,
