@@ -123,6 +123,20 @@ class EnumerationMeta(_BaseMeta):
             f"`{cls.__name__}.{next(iter(cls.__messages__), 'name')}`."
         )
 
+    def __getattr__(cls, name: str) -> Any:
+        items = ", ".join(cls.__messages__) or "none"
+        raise AttributeError(
+            f"{cls.__qualname__} has no item `{name}`. Its items: {items}."
+        )
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        # cloudpickle makes a class without items, and then sets each attribute.
+        if name in cls.__messages__ and vars(cls).get(name, value) is not value:
+            raise AttributeError(
+                f"The item `{name}` of {_name(cls)} cannot be changed."
+            )
+        super().__setattr__(name, value)
+
     def __instancecheck__(cls, instance: Any) -> bool:
         return type(instance) is EnumerationItem and instance._enumeration is cls
 

@@ -106,8 +106,8 @@ def test_items_are_those_of_the_parents_and_then_its_own():
             assert [int(leaf) for leaf in jtu.tree_leaves(item)] == [i]
 
 
-def test_unknown_item_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="'Results' has no attribute 'nope'"):
+def test_unknown_item_is_an_attribute_error_that_lists_the_others():
+    with pytest.raises(AttributeError, match=r"no item `nope`.*success, slow, _hidden"):
         Results.nope  # noqa: B018  # pyright: ignore
 
 
@@ -124,6 +124,14 @@ def test_class_is_neither_iterable_nor_a_container_nor_can_it_be_called():
         Results.success in Results  # noqa: B015
     with pytest.raises(TypeError, match=r"Results\.success"):
         Results()
+
+
+def test_items_of_a_class_are_fixed():
+    with pytest.raises(AttributeError, match="`slow`"):
+        Results.slow = "other"
+    Results.note = "any"
+    assert Results.note == "any"
+    del Results.note
 
 
 @pytest.mark.parametrize("bad", [1, None, lambda self: 1, property(len)], ids=type)
