@@ -34,7 +34,8 @@ def test_two_processes_agree_with_one(tmp_path):
 
 
 @pytest.mark.parametrize("page", ["layout", "recipes/several-devices"])
-def test_programs_of_the_pages_run_on_eight_devices(page, tmp_path):
+def test_programs_of_the_pages_run_on_eight_devices(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # one of them saves a model
     text = (ROOT / "docs" / f"{page}.md").read_text("utf-8")
     for number, (_, code) in enumerate(blocks_of(text)):
         script = tmp_path / f"{number}.py"
