@@ -338,9 +338,9 @@ class Layout:
             named |= dict(named_arguments(make, args, kwargs))
             check_alike_everywhere(self.mesh, named)
         kept = self.shardings(filter_eval_shape(make, *args, **kwargs), follow=follow)
-        options = None
-        if at_top_level():  # else the outermost `jit` decides them
-            options = least_memory(self.mesh.devices.flat[0].platform)
+        device = self.mesh.devices.flat[0]
+        # Within another `jit`, the outermost one decides the options.
+        options = least_memory(device.platform) if at_top_level() else None
         jitted = filter_jit(make, out_shardings=kept, compiler_options=options)
         # JAX ignores the `out_shardings` of a `jit` within another one if the axes of the
         # mesh in use are explicit, and under `jax.disable_jit`.

@@ -23,7 +23,7 @@ from .._tree.arrays import describe_array
 from .._tree.filters import is_array, is_array_like, is_none
 from .._tree.match import leaf_name, match_prefix
 from .._tree.nodes import describe_node
-from .._tree.require import check_options, require_integer
+from .._tree.require import check_options, integer_or_none, require_integer
 from .._typing import NOT_GIVEN, MayTakeState, VmapOptions
 from .arguments import NamedCall, WithOptions, applied
 
@@ -58,8 +58,7 @@ class if_array:
     axis: int | None
 
     def __post_init__(self) -> None:
-        if self.axis is not None:
-            require_integer(self.axis, "if_array", "axis")
+        integer_or_none(self.axis, "if_array", "axis")
 
     def __call__(self, x: Any) -> int | None:
         return self.axis if is_array(x) else None

@@ -28,7 +28,7 @@ from .._tree import is_array
 from .._tree.arrays import is_typed_key, struct_of
 from .._tree.format import tree_pformat
 from .._tree.partitioning import map_arrays
-from .._tree.require import require_integer
+from .._tree.require import integer_or_none
 from .._typing import NOT_GIVEN, ArrayLike
 
 _T = TypeVar("_T")
@@ -521,8 +521,7 @@ class Counted(Transformed[_P, _T]):
 
     def __init__(self, fn: Any, max_traces: int | None):
         super().__init__(fn)
-        if max_traces is not None:
-            require_integer(max_traces, "assert_max_traces", "max_traces", least=0)
+        integer_or_none(max_traces, "assert_max_traces", "max_traces", least=0)
         self._max_traces = max_traces
         self._counter = _Counter()
 

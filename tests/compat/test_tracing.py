@@ -1,4 +1,4 @@
-"""What JAX is tracing, and what a trace depends on."""
+"""Both ways to ask whether a transformation is under way agree with what is so."""
 
 import importlib
 import threading
@@ -8,10 +8,20 @@ import jax.numpy as jnp
 import pytest
 
 from equinox_like._compat import tracing as trace_state
-from equinox_like._compat.tracing import at_top_level
+
+WAYS = {
+    "in use": trace_state.at_top_level,
+    "by opaque state": trace_state.by_opaque_state(),
+    "without the private name": trace_state.find_top_level(object()),
+}
 
 
-def test_plain_python_is_at_top_level():
+@pytest.fixture(params=WAYS.values(), ids=WAYS)
+def at_top_level(request):
+    return request.param
+
+
+def test_plain_python_is_at_top_level(at_top_level):
     assert at_top_level()
     found = []
     thread = threading.Thread(target=lambda: found.append(at_top_level()))
@@ -32,7 +42,7 @@ def test_plain_python_is_at_top_level():
         lambda f, x: jax.lax.map(f, x),
     ],
 )
-def test_inside_a_transformation_is_not(transform):
+def test_inside_a_transformation_is_not(at_top_level, transform):
     found = []
 
     def f(x):
@@ -44,7 +54,7 @@ def test_inside_a_transformation_is_not(transform):
     assert at_top_level()
 
 
-def test_disabled_jit_is_no_transformation():
+def test_disabled_jit_is_no_transformation(at_top_level):
     found = []
     with jax.disable_jit():
         jax.jit(lambda x: found.append(at_top_level()))(1.0)
